@@ -1,0 +1,184 @@
+//! The identity of one KV block: namespace digest, rank, group and block hash, in binary and in text form.
+//!
+//! Binary form of a [`LocalKey`] (all integers little-endian, [`LOCAL_KEY_BYTES`] bytes):
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0..32 | block hash, zero-padded |
+//! | 32 | length of the block hash in bytes, 1 to 32; 0 means "no key" (a root has no parent) |
+//! | 33 | zero |
+//! | 34..36 | KV cache group |
+//! | 36..44 | ranks: tp, pcp, dcp, pp |
+//!
+//! A whole [`BlockKey`] is the namespace digest (32 bytes) followed by its local key. On the wire, over the plugin
+//! ABI and in indexes a namespace travels as a number that the daemon gave it, in front of the local key.
+
+use std::fmt;
+
+/// Bytes of a [`LocalKey`] in binary form.
+pub const LOCAL_KEY_BYTES: usize = 44;
+/// Bytes of a [`BlockKey`] in binary form: namespace digest, then local key.
+pub const BLOCK_KEY_BYTES: usize = 32 + LOCAL_KEY_BYTES;
+/// The longest block hash, in bytes (SHA-256).
+pub const BLOCK_HASH_MAX_BYTES: usize = 32;
+
+/// Digest of a namespace descriptor: SHA-256 of its injective encoding (see [`crate::namespace`]).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NamespaceDigest(pub [u8; 32]);
+
+/// Content hash of a token prefix, 1 to 32 bytes, as the engine computed it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockHash {
+    bytes: [u8; BLOCK_HASH_MAX_BYTES],
+    len: u8,
+}
+
+/// A rank of the engine that holds a shard of a block. Ranks that hold equal bytes use one canonical rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Rank {
+    /// Tensor parallel.
+    pub tp: u16,
+    /// Prefill context parallel.
+    pub pcp: u16,
+    /// Decode context parallel.
+    pub dcp: u16,
+    /// Pipeline parallel.
+    pub pp: u16,
+}
+
+/// A KV cache group: layers that share a block table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupId(pub u16);
+
+/// A block's identity inside one namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LocalKey {
+    /// Content hash of the token prefix that ends with this block.
+    pub hash: BlockHash,
+    /// The KV cache group.
+    pub group: GroupId,
+    /// The rank that holds this shard.
+    pub rank: Rank,
+}
+
+/// A block's identity: everything that must match for bytes to mean the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockKey {
+    /// Digest of the namespace descriptor.
+    pub namespace: NamespaceDigest,
+    /// Identity inside the namespace.
+    pub local: LocalKey,
+}
+
+/// Why a key is not one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// A hash of no bytes, or longer than [`BLOCK_HASH_MAX_BYTES`].
+    #[error("block hash has {0} bytes, expected 1 to 32")]
+    HashLength(usize),
+    /// Bytes beyond the hash's length, or the reserved byte, are not zero: two binary forms would name one key.
+    #[error("binary key is not canonical: padding is not zero")]
+    NotCanonical,
+    /// The text form lacks a field or has one that is not a number or hex.
+    #[error("text key {text:?}: {reason}")]
+    Text {
+        /// The whole text.
+        text: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+}
+
+impl BlockHash {
+    /// A hash of 1 to [`BLOCK_HASH_MAX_BYTES`] bytes.
+    pub fn new(hash: &[u8]) -> Result<Self, KeyError> {
+        if hash.is_empty() || hash.len() > BLOCK_HASH_MAX_BYTES {
+            return Err(KeyError::HashLength(hash.len()));
+        }
+        let mut bytes = [0; BLOCK_HASH_MAX_BYTES];
+        bytes[..hash.len()].copy_from_slice(hash);
+        Ok(Self { bytes, len: hash.len() as u8 })
+    }
+
+    /// The hash's own bytes, without padding.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl LocalKey {
+    /// The binary form.
+    pub fn to_bytes(&self) -> [u8; LOCAL_KEY_BYTES] {
+        let mut out = [0; LOCAL_KEY_BYTES];
+        out[..32].copy_from_slice(&self.hash.bytes);
+        out[32] = self.hash.len;
+        out[34..36].copy_from_slice(&self.group.0.to_le_bytes());
+        let Rank { tp, pcp, dcp, pp } = self.rank;
+        for (cell, rank) in out[36..].chunks_exact_mut(2).zip([tp, pcp, dcp, pp]) {
+            cell.copy_from_slice(&rank.to_le_bytes());
+        }
+        out
+    }
+
+    /// Reads the binary form; `Ok(None)` for the form of "no key" (all zero).
+    pub fn from_bytes(bytes: &[u8; LOCAL_KEY_BYTES]) -> Result<Option<Self>, KeyError> {
+        let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let len = usize::from(bytes[32]);
+        if len == 0 {
+            return if bytes.iter().all(|b| *b == 0) { Ok(None) } else { Err(KeyError::NotCanonical) };
+        }
+        if len > BLOCK_HASH_MAX_BYTES {
+            return Err(KeyError::HashLength(len));
+        }
+        if bytes[33] != 0 || bytes[len..32].iter().any(|b| *b != 0) {
+            return Err(KeyError::NotCanonical);
+        }
+        Ok(Some(Self {
+            hash: BlockHash::new(&bytes[..len])?,
+            group: GroupId(word(34)),
+            rank: Rank { tp: word(36), pcp: word(38), dcp: word(40), pp: word(42) },
+        }))
+    }
+}
+
+impl BlockKey {
+    /// The binary form: namespace digest, then local key.
+    pub fn to_bytes(&self) -> [u8; BLOCK_KEY_BYTES] {
+        let mut out = [0; BLOCK_KEY_BYTES];
+        out[..32].copy_from_slice(&self.namespace.0);
+        out[32..].copy_from_slice(&self.local.to_bytes());
+        out
+    }
+}
+
+struct Hex<'a>(&'a [u8]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+
+impl fmt::Display for BlockHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Hex(self.as_bytes()).fmt(f)
+    }
+}
+
+impl fmt::Debug for BlockHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BlockHash({self})")
+    }
+}
+
+impl fmt::Display for NamespaceDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Hex(&self.0).fmt(f)
+    }
+}
+
+impl fmt::Debug for NamespaceDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NamespaceDigest({self})")
+    }
+}
