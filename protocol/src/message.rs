@@ -30,7 +30,7 @@ pub struct LeaseId(pub u64);
 pub struct SegmentId(pub u32);
 
 /// A key as it travels and as the tier engine indexes it: namespace number and local key.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WireKey {
     /// Number of the namespace.
     pub namespace: NamespaceId,

@@ -1,0 +1,1 @@
+//! The dram backend as a shared object: the export, and nothing else.

@@ -1,0 +1,1 @@
+//! Storage tier in host memory: sealed memfd segments.

@@ -1,0 +1,1 @@
+//! The nvme backend as a shared object: the export, and nothing else.

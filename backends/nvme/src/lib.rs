@@ -1,0 +1,1 @@
+//! Storage tier on a local disk through io_uring.

@@ -1,0 +1,2 @@
+//! `umbp`: the command line of the store.
+fn main() {}

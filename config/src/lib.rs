@@ -1,0 +1,1 @@
+//! The TOML schema of umbpd: raw text in, checked values out.

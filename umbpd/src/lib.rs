@@ -1,0 +1,5 @@
+//! The daemon as a library: plugin loader, tier engine, sessions.
+//!
+//! Modules in reading order: [`engine`] (which block is where, sans I/O).
+
+pub mod engine;

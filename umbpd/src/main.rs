@@ -1,0 +1,2 @@
+//! `umbpd`: the KV-cache store daemon.
+fn main() {}
