@@ -1,0 +1,130 @@
+//! The resolved form of a deployment: TOML that parses back to it, each value with its origin.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use crate::model::{Config, Eviction, Promote, Write};
+use crate::options::Options;
+use crate::setting::{Place, Setting};
+use crate::units::{duration_text, size_text};
+
+/// Column from which origins stand.
+const ORIGIN_COLUMN: usize = 44;
+
+impl Config {
+    /// TOML of every value, each with a comment `# from <origin>`. It parses back to the same values.
+    pub fn to_toml(&self) -> String {
+        let mut out = Printer::default();
+        self.print_daemon(&mut out);
+        self.print_tables(&mut out);
+        self.print_rules(&mut out);
+        self.print_tenants(&mut out);
+        out.text
+    }
+
+    fn print_daemon(&self, out: &mut Printer) {
+        out.header("[daemon]");
+        out.line("socket", &self.daemon.socket, |socket| path(socket));
+        out.line("admin", &self.daemon.admin, |admin| {
+            admin.map_or_else(|| quoted("off"), |at| quoted(&at.to_string()))
+        });
+        out.line("plugin_dirs", &self.daemon.plugin_dirs, |dirs| {
+            format!("[{}]", dirs.iter().map(|dir| path(dir)).collect::<Vec<_>>().join(", "))
+        });
+        out.line("drain", &self.daemon.drain, |time| quoted(&duration_text(*time)));
+    }
+
+    fn print_tables(&self, out: &mut Printer) {
+        for tier in &self.tiers {
+            out.header("[[tier]]");
+            out.line("name", &tier.name, |name| quoted(name));
+            out.line("backend", &tier.backend, |backend| quoted(&backend.to_string()));
+            out.line("capacity", &tier.capacity, |bytes| quoted(&size_text(*bytes)));
+            out.line("required", &tier.required, bool::to_string);
+            out.line("deadline", &tier.deadline, |time| quoted(&duration_text(*time)));
+            out.options(&tier.options);
+        }
+        for mover in &self.movers {
+            out.header("[[mover]]");
+            out.line("name", &mover.name, |name| quoted(name));
+            out.line("backend", &mover.backend, |backend| quoted(&backend.to_string()));
+            out.options(&mover.options);
+        }
+    }
+
+    fn print_rules(&self, out: &mut Printer) {
+        let (policy, limits) = (&self.policy, &self.limits);
+        out.header("[policy]");
+        out.line("eviction", &policy.eviction, |eviction| match eviction {
+            Eviction::PrefixLru => quoted("prefix-lru"),
+        });
+        out.line("headroom", &policy.headroom, |share| quoted(&share.to_string()));
+        out.line("write", &policy.write, |write| match write {
+            Write::Through => quoted("through"),
+            Write::OnEvict => quoted("on-evict"),
+        });
+        out.line("promote", &policy.promote, |promote| match promote {
+            Promote::OnAcquire => quoted("on-acquire"),
+        });
+        out.line("promotion_budget", &policy.promotion_budget, |bytes| quoted(&size_text(*bytes)));
+        out.line("verify_dram", &policy.verify_dram, bool::to_string);
+        out.header("[limits]");
+        out.line("largest_block", &limits.largest_block, |bytes| quoted(&size_text(*bytes)));
+        out.line("lease", &limits.lease, |time| quoted(&duration_text(*time)));
+        out.line("hold", &limits.hold, |time| quoted(&duration_text(*time)));
+        out.line("hold_bytes", &limits.hold_bytes, |bytes| quoted(&size_text(*bytes)));
+        out.line("quarantine", &limits.quarantine, |bytes| quoted(&size_text(*bytes)));
+        out.line("background", &limits.background, |bytes| quoted(&size_text(*bytes)));
+    }
+
+    fn print_tenants(&self, out: &mut Printer) {
+        for tenant in &self.tenants {
+            out.header("[[tenant]]");
+            out.line("name", &tenant.name, |name| quoted(name));
+            out.line("uids", &tenant.uids, |uids| format!("{uids:?}"));
+            for (share, tier) in tenant.quota.iter().zip(&self.tiers) {
+                out.line(&format!("quota.{}", *tier.name), share, |share| quoted(&share.to_string()));
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Printer {
+    text: String,
+}
+
+impl Printer {
+    fn header(&mut self, header: &str) {
+        if !self.text.is_empty() {
+            self.text.push('\n');
+        }
+        self.text.push_str(header);
+        self.text.push('\n');
+    }
+
+    fn line<T>(&mut self, key: &str, setting: &Setting<T>, text: impl Fn(&T) -> String) {
+        self.pair(key, &text(&setting.value), &setting.place);
+    }
+
+    fn pair(&mut self, key: &str, value: &str, place: &Place) {
+        let pair = format!("{key} = {value}");
+        // Writing to a String cannot fail. A file's name may hold a line break, which would end the comment.
+        let origin = place.origin.to_string().replace(char::is_control, "?");
+        let _ = writeln!(self.text, "{pair:<ORIGIN_COLUMN$} # from {origin}");
+    }
+
+    /// One line, so that it may stand anywhere in its table.
+    fn options(&mut self, options: &Options) {
+        let table: toml::Table = options.text.parse().unwrap_or_default();
+        self.pair("options", &toml::Value::Table(table).to_string(), &options.place);
+    }
+}
+
+fn quoted(text: &str) -> String {
+    toml::Value::String(text.to_owned()).to_string()
+}
+
+fn path(path: &Path) -> String {
+    quoted(&path.to_string_lossy())
+}
