@@ -149,6 +149,78 @@ impl BlockKey {
         out[32..].copy_from_slice(&self.local.to_bytes());
         out
     }
+
+    /// Reads the binary form. A block's key is never "no key".
+    pub fn from_bytes(bytes: &[u8; BLOCK_KEY_BYTES]) -> Result<Self, KeyError> {
+        let (mut namespace, mut local) = ([0; 32], [0; LOCAL_KEY_BYTES]);
+        namespace.copy_from_slice(&bytes[..32]);
+        local.copy_from_slice(&bytes[32..]);
+        let local = LocalKey::from_bytes(&local)?.ok_or(KeyError::HashLength(0))?;
+        Ok(Self { namespace: NamespaceDigest(namespace), local })
+    }
+}
+
+/// Prefix of every text key: the store, the engine, the version of the form.
+const TEXT_PREFIX: &str = "umbp:vllm:v1:";
+/// Names in front of the numbers of a text key, in order, after the namespace.
+const TEXT_FIELDS: [&str; 5] = ["tp", "pcp", "dcp", "pp", "g"];
+
+/// A key in text form: `umbp:vllm:v1:<namespace>:tp0:pcp0:dcp0:pp0:g0:<hash hex>`.
+///
+/// The namespace is any text but the empty one, colons included, since the six fields behind it hold none and are
+/// read from the right. One key has one text: numbers without leading zeros, hex in lower case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TextKey<'a> {
+    /// The namespace's name, or its digest in hex.
+    pub namespace: &'a str,
+    /// Identity inside the namespace.
+    pub local: LocalKey,
+}
+
+impl<'a> TextKey<'a> {
+    /// Reads the text form.
+    pub fn parse(text: &'a str) -> Result<Self, KeyError> {
+        let bad = |reason| KeyError::Text { text: text.to_owned(), reason };
+        let rest = text.strip_prefix(TEXT_PREFIX).ok_or_else(|| bad("expected \"umbp:vllm:v1:\" in front"))?;
+        let mut fields = rest.rsplitn(TEXT_FIELDS.len() + 2, ':');
+        let hash = fields.next().and_then(parse_hex).ok_or_else(|| bad("the hash is not 1 to 32 bytes of hex"))?;
+        let mut numbers = [0; TEXT_FIELDS.len()];
+        for (number, name) in numbers.iter_mut().zip(TEXT_FIELDS).rev() {
+            let digits = fields.next().and_then(|field| field.strip_prefix(name));
+            *number = digits.and_then(parse_number).ok_or_else(|| bad("expected tp, pcp, dcp, pp, g with numbers"))?;
+        }
+        let namespace = fields.next().filter(|text| !text.is_empty()).ok_or_else(|| bad("the namespace is empty"))?;
+        let [tp, pcp, dcp, pp, group] = numbers;
+        Ok(Self { namespace, local: LocalKey { hash, group: GroupId(group), rank: Rank { tp, pcp, dcp, pp } } })
+    }
+}
+
+impl fmt::Display for TextKey<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LocalKey { hash, group, rank: Rank { tp, pcp, dcp, pp } } = self.local;
+        let namespace = self.namespace;
+        write!(f, "{TEXT_PREFIX}{namespace}:tp{tp}:pcp{pcp}:dcp{dcp}:pp{pp}:g{}:{hash}", group.0)
+    }
+}
+
+/// Decimal without sign or leading zeros.
+fn parse_number(text: &str) -> Option<u16> {
+    let canonical = text.bytes().all(|b| b.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    if canonical { text.parse().ok() } else { None }
+}
+
+fn parse_hex(text: &str) -> Option<BlockHash> {
+    let digit = |b: u8| match b {
+        b'0'..=b'9' => Some(b - b'0'),
+        b'a'..=b'f' => Some(b - b'a' + 10),
+        _ => None,
+    };
+    if !text.len().is_multiple_of(2) || text.len() > 2 * BLOCK_HASH_MAX_BYTES {
+        return None;
+    }
+    let bytes: Option<Vec<u8>> =
+        text.as_bytes().chunks_exact(2).map(|pair| Some((digit(pair[0])? << 4) | digit(pair[1])?)).collect();
+    BlockHash::new(&bytes?).ok()
 }
 
 struct Hex<'a>(&'a [u8]);

@@ -8,5 +8,7 @@
 //!
 //! Modules in reading order: [`key`], [`namespace`], [`layout`], [`job`].
 
+pub mod job;
 pub mod key;
+pub mod layout;
 pub mod namespace;
