@@ -46,10 +46,24 @@ pub struct Daemon {
 /// The backend of a tier or mover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendRef {
-    /// To be searched as `lib<name>.so` in the plugin folders.
+    /// To be searched in the plugin folders, see [`Self::candidates`].
     Bare(String),
     /// This file.
     Path(PathBuf),
+}
+
+impl BackendRef {
+    /// The files that it may be, best first: in each folder `libumbp_backend_<name>.so`, then `lib<name>.so`, with
+    /// hyphens of the name as underscores. The first that exists is meant. `folders` come from
+    /// [`crate::defaults::plugin_search`].
+    pub fn candidates(&self, folders: &[PathBuf]) -> Vec<PathBuf> {
+        let name = match self {
+            Self::Path(path) => return vec![path.clone()],
+            Self::Bare(name) => name.replace('-', "_"),
+        };
+        let files = [format!("libumbp_backend_{name}.so"), format!("lib{name}.so")];
+        folders.iter().flat_map(|folder| files.iter().map(|file| folder.join(file))).collect()
+    }
 }
 
 impl std::fmt::Display for BackendRef {

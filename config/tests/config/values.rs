@@ -111,6 +111,10 @@ fn paths_of_the_file_are_relative_to_the_file() {
     assert_eq!(*config.daemon.plugin_dirs, [deployment.folder.path().join("plugins"), PathBuf::from("/opt/umbp")]);
     let search = plugin_search(&config.daemon.plugin_dirs, Some(Path::new("/x/dist/bin/umbpd")));
     assert_eq!(search[2], Path::new("/x/dist/plugins"));
+    let names = BackendRef::Bare("gpu-direct".to_owned()).candidates(&search[1..]);
+    assert_eq!(names[0], Path::new("/opt/umbp/libumbp_backend_gpu_direct.so"));
+    assert_eq!(names[3], Path::new("/x/dist/plugins/libgpu_direct.so"));
+    assert_eq!(BackendRef::Path("/a.so".into()).candidates(&search), [Path::new("/a.so")]);
 }
 
 #[test]
