@@ -133,8 +133,8 @@ fn without_a_file_a_small_deployment_serves() {
     assert_eq!((*nvme.capacity, *nvme.required), (4 << 30, false));
     assert_eq!(*nvme.backend, BackendRef::Bare("nvme".to_owned()));
     assert_eq!(nvme.options.text, "paths = [\"/state/umbp/nvme\"]\n");
-    let home = with(8 << 30, &[("HOME", "/home/a"), ("XDG_STATE_HOME", "relative")]);
-    assert_eq!(home.tiers[1].options.text, "paths = [\"/home/a/.local/state/umbp/nvme\"]\n");
+    let home = with(8 << 30, &[("HOME", "/h/a"), ("XDG_STATE_HOME", "relative")]);
+    assert_eq!(home.tiers[1].options.text, "paths = [\"/h/a/.local/state/umbp/nvme\"]\n");
     assert_eq!(*home.daemon.socket, Path::new("/tmp/umbp-1000/umbpd.sock"));
     assert_eq!(default_socket(&|_| None, 7), Path::new("/tmp/umbp-7/umbpd.sock"));
     assert_eq!(*config.tenants[0].uids, [1000]);
