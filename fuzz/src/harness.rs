@@ -1,11 +1,12 @@
 //! Runs a target: seeds, mutations, and what counts as a finding.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::collections::HashSet;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -24,12 +25,15 @@ const CALLS_PER_LOOK: u64 = 64;
 /// The system's allocator, and the largest allocation since it was last asked for.
 pub(crate) struct Measured;
 
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    /// Of this thread alone, so that tests side by side do not see each other's. No destructor: usable at any time.
+    static LARGEST: Cell<usize> = const { Cell::new(0) };
+}
 
 // SAFETY: every call is handed on unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Measured {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(layout.size())));
         // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { System.alloc(layout) }
     }
@@ -47,9 +51,9 @@ pub(crate) fn fresh_seed() -> u64 {
 
 /// Feeds one input; the outcome's signature, or what is wrong.
 pub(crate) fn run_one(target: &Target, input: &[u8]) -> Result<u64, String> {
-    LARGEST.store(0, Ordering::Relaxed);
+    LARGEST.set(0);
     let outcome = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
-    let largest = LARGEST.load(Ordering::Relaxed);
+    let largest = LARGEST.get();
     match outcome {
         Err(_) => Err("it panics (see above)".to_owned()),
         Ok(_) if largest > ALLOCATION_BYTES_MAX => Err(format!("it allocates {largest} bytes at once")),
@@ -91,10 +95,9 @@ fn fed(target: &Target, input: &[u8], watchdog: &Watchdog, seed: u64) -> Result<
 
 /// Keeps a finding's input for a later run of it alone.
 fn save(target: &str, input: &[u8]) -> String {
-    let name = format!(
-        "fuzz-finding-{target}-{:016x}.bin",
-        std::hash::BuildHasherDefault::<std::collections::hash_map::DefaultHasher>::default().hash_one(input)
-    );
+    let mut hasher = DefaultHasher::new();
+    input.hash(&mut hasher);
+    let name = format!("fuzz-finding-{target}-{:016x}.bin", hasher.finish());
     let path = std::env::temp_dir().join(name);
     match std::fs::write(&path, input) {
         Ok(()) => format!("run it again: umbp-fuzz --target {target} --input {}", path.display()),

@@ -88,7 +88,7 @@ fn message(frame: &Frame) -> String {
 }
 
 /// Half of the inputs get a length word that fits, since most mutations break it and nothing behind it is reached.
-fn repair(input: &mut Vec<u8>, random: u64) {
+fn repair(input: &mut [u8], random: u64) {
     if random.is_multiple_of(2) && input.len() >= HEADER_BYTES {
         let length = (input.len() - 4) as u32;
         input[..4].copy_from_slice(&length.to_le_bytes());

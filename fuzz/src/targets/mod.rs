@@ -12,7 +12,7 @@ pub(crate) struct Target {
     pub(crate) run: fn(&[u8]) -> u64,
     /// Mends what every mutation breaks, such as a checksum, so that the parser behind it is reached too. The number
     /// is random.
-    pub(crate) repair: fn(&mut Vec<u8>, u64),
+    pub(crate) repair: fn(&mut [u8], u64),
     /// Valid inputs, from the encoders.
     pub(crate) seeds: fn() -> Vec<(String, Vec<u8>)>,
 }
