@@ -86,6 +86,12 @@ impl Remedy {
     }
 }
 
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// One thing that is wrong.
 #[derive(Clone, Debug)]
 pub struct ConfigError {
