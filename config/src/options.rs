@@ -17,11 +17,22 @@ pub struct Options {
     pub place: Place,
     /// (bytes of `text`, bytes of the file), in the order of `text`; both ranges are equally long.
     pieces: Vec<(Range<usize>, Range<usize>)>,
+    /// Keys of the table itself, each with its place.
+    keys: Vec<(String, Place)>,
+    resolved: Option<Resolved>,
+}
+
+/// What the backend made of the text: every option with its value.
+#[derive(Clone, Debug)]
+struct Resolved {
+    table: toml::Table,
+    /// Whose defaults they are, such as `dram 0.1.0`.
+    backend: String,
 }
 
 impl Options {
     pub(crate) fn none() -> Self {
-        Self { text: String::new(), place: Place::DEFAULT, pieces: Vec::new() }
+        Self { text: String::new(), place: Place::DEFAULT, pieces: Vec::new(), keys: Vec::new(), resolved: None }
     }
 
     /// The options of a table of the file; none where the value is not a table.
@@ -29,7 +40,34 @@ impl Options {
         let Value::Table(entries) = &raw.value else { return None };
         let mut options = Self { place: raw.place.clone(), ..Self::none() };
         options.write(entries, "", &source.text);
+        options.keys = entries.iter().map(|entry| (entry.key.clone(), entry.key_place.clone())).collect();
         Some(options)
+    }
+
+    /// Keeps what the backend made of the text, for print. An error tells why `resolved` is not TOML.
+    pub fn resolve(&mut self, resolved: &str, backend: &str) -> Result<(), String> {
+        let table = resolved.parse().map_err(|error: toml::de::Error| error.message().to_owned())?;
+        self.resolved = Some(Resolved { table, backend: backend.to_owned() });
+        Ok(())
+    }
+
+    /// Each option with its value as TOML and where it came from: resolved ones, else those of the file.
+    pub(crate) fn lines(&self) -> Vec<(String, String, String)> {
+        let own: toml::Table;
+        let table = match &self.resolved {
+            Some(resolved) => &resolved.table,
+            None => {
+                own = self.text.parse().unwrap_or_default();
+                &own
+            }
+        };
+        let origin = |key: &str| match (self.keys.iter().find(|(known, _)| known == key), &self.resolved) {
+            (Some((_, place)), _) => place.origin.to_string(),
+            (None, Some(resolved)) => format!("default of backend {}", resolved.backend),
+            (None, None) => Place::DEFAULT.origin.to_string(),
+        };
+        let line = |(key, value): (&String, &toml::Value)| (quoted_key(key), value.to_string(), origin(key));
+        table.iter().map(line).collect()
     }
 
     /// Values first, then tables under headers of their own, as TOML wants it.
@@ -90,6 +128,12 @@ impl Options {
             _ => self.place.clone(),
         }
     }
+}
+
+/// A key as it may stand in a dotted key.
+fn quoted_key(key: &str) -> String {
+    let bare = !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    if bare { key.to_owned() } else { toml::Value::String(key.to_owned()).to_string() }
 }
 
 fn is_header_table(raw: &Raw, source: &str) -> bool {

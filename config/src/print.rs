@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::model::{Config, Eviction, Promote, Write};
 use crate::options::Options;
-use crate::setting::{Place, Setting};
+use crate::setting::Setting;
 use crate::units::{duration_text, size_text};
 
 /// Column from which origins stand.
@@ -104,20 +104,20 @@ impl Printer {
     }
 
     fn line<T>(&mut self, key: &str, setting: &Setting<T>, text: impl Fn(&T) -> String) {
-        self.pair(key, &text(&setting.value), &setting.place);
+        self.pair(key, &text(&setting.value), &setting.place.origin.to_string());
     }
 
-    fn pair(&mut self, key: &str, value: &str, place: &Place) {
+    fn pair(&mut self, key: &str, value: &str, origin: &str) {
         let pair = format!("{key} = {value}");
-        // Writing to a String cannot fail. A file's name may hold a line break, which would end the comment.
-        let origin = place.origin.to_string().replace(char::is_control, "?");
+        // A file's name may hold a line break, which would end the comment. Writing to a String cannot fail.
+        let origin = origin.replace(char::is_control, "?");
         let _ = writeln!(self.text, "{pair:<ORIGIN_COLUMN$} # from {origin}");
     }
 
-    /// One line, so that it may stand anywhere in its table.
     fn options(&mut self, options: &Options) {
-        let table: toml::Table = options.text.parse().unwrap_or_default();
-        self.pair("options", &toml::Value::Table(table).to_string(), &options.place);
+        for (key, value, origin) in options.lines() {
+            self.pair(&format!("options.{key}"), &value, &origin);
+        }
     }
 }
 

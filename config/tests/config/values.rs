@@ -198,6 +198,24 @@ fn options_reach_the_backend_with_the_same_values() {
 }
 
 #[test]
+fn a_backends_resolved_options_are_printed_with_whose_default_they_are() {
+    let mut config = Deployment::new(GOOD).load().unwrap();
+    assert!(config.tiers[0].options.resolve("not toml", "dram 0.1.0").is_err());
+    let resolved = "hugepages = \"auto\"\nlock = false\n\"odd key\" = [1, { a = 'x' }]\n[deep]\nx = 1\n";
+    config.tiers[0].options.resolve(resolved, "dram 0.1.0").unwrap();
+    let printed = config.to_toml();
+    for (line, origin) in
+        [("options.hugepages = \"auto\"", "umbp.toml:10"), ("options.lock = false", "backend dram 0.1.0")]
+    {
+        let found = printed.lines().find(|found| found.starts_with(line));
+        assert!(found.is_some_and(|found| found.ends_with(origin)), "{printed}");
+    }
+    let again = Deployment::new(&printed).load().unwrap_or_else(|errors| panic!("{printed}\n{}", errors.lines()));
+    let text: toml::Table = again.tiers[0].options.text.parse().unwrap();
+    assert_eq!(text, resolved.parse().unwrap());
+}
+
+#[test]
 fn tenants_of_one_user_are_told_to_be_one_trust_domain() {
     let tenants = |a: &str, b: &str| {
         let toml = format!("{GOOD}[[tenant]]\nname = \"a\"\nuids = {a}\n[[tenant]]\nname = \"b\"\nuids = {b}\n");
