@@ -1,4 +1,50 @@
 //! The tier engine: which block is where, who may touch it, and what leaves first. Sans I/O: calls in, answers and
 //! actions out; time is an argument; it never touches block bytes and never calls a plugin.
+//!
+//! Life of a block: Absent, Writing (leased to a writer), Resident (with readers counted), Absent again; and
+//! Quarantined for an extent that a dead or late writer may still touch. First writer wins; every doubt is a miss.
+//!
+//! The daemon's loop: call a method, carry out [`Engine::actions`] in order, send the answer, and call
+//! [`Engine::tick`] when the time it answered has come. No call touches more than a bounded number of entries:
+//! requests come in slices of [`KEYS_PER_SLICE_MAX`] keys under one lease, and what expires, is reclaimed or is
+//! recovered goes in slices too.
+//!
+//! Modules in reading order: [`api`] (what goes in and out); `state` (the tables and the moves all else is made of);
+//! `index`, `tier`, `pool`, `slab` (entries, copies, extents, slots); `policy`, `prefix_lru` (what leaves first);
+//! `namespace`, `session`, `lease`; `store`, `load`, `hold` (the calls of clients); `evict`, `lower`, `complete`,
+//! `recover` (the traffic with tiers); `clear`, `tick`, `status`.
 
 pub mod api;
+
+mod clear;
+mod complete;
+mod evict;
+mod hold;
+mod index;
+mod lease;
+mod load;
+mod lower;
+mod namespace;
+mod policy;
+mod pool;
+mod prefix_lru;
+mod recover;
+mod session;
+mod slab;
+mod state;
+mod status;
+mod store;
+mod tick;
+mod tier;
+
+#[cfg(test)]
+mod tests;
+
+pub use clear::ClearSlice;
+pub use complete::{DEGRADED_AFTER_MISSES, PROBE_EVERY_NS};
+pub use evict::{EVICTIONS_PER_BLOCK_MAX, EVICTIONS_PER_CALL_MAX, RECLAIM_SLICE_ENTRIES};
+pub use lease::{EXPIRY_SLICE_ITEMS, LEASES_PER_SESSION_MAX, LeaseKind};
+pub use namespace::{NAMESPACES_MAX, parse_stored_descriptor, stored_descriptor};
+pub use pool::{SEGMENTS_MAX, UNIT_BYTES};
+pub use session::SessionInfo;
+pub use state::{DEPTH_MAX, Engine, KEYS_PER_SLICE_MAX};

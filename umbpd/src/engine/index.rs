@@ -1,0 +1,207 @@
+//! Which keys are known, how they hang together, and where their copies are.
+//!
+//! An entry lives as long as it has a copy in some tier, or a child: a parent that is gone stays as a ghost, so that
+//! links to it keep working when it comes back. Links run from child to parent only; a walk toward the root goes
+//! down in depth at each step and therefore ends, whatever clients say.
+
+use std::hash::{BuildHasher, RandomState};
+
+use hashbrown::HashTable;
+use umbp_protocol::message::WireKey;
+
+use super::api::TIERS_MAX;
+use super::slab::{NONE, Slab};
+
+/// Tables that the keys are spread over: one that grows stalls the engine for its own share only.
+const SHARDS: usize = 64;
+
+/// One known key.
+pub(super) struct Entry {
+    pub(super) key: WireKey,
+    /// Checksum of the block; meaningful once a copy is resident.
+    pub(super) checksum: u64,
+    /// The engine's logical clock at the last use of this block or of a descendant.
+    pub(super) stamp: u64,
+    /// Payload, in bytes.
+    pub(super) length: u32,
+    pub(super) depth: u32,
+    /// Entry of the parent, or NONE.
+    pub(super) parent: u32,
+    /// Entries whose parent this is.
+    pub(super) children: u32,
+    /// Those of them that are resident in some tier.
+    pub(super) resident_children: u32,
+    /// Copy's slot in each tier, or NONE.
+    pub(super) copies: [u32; TIERS_MAX],
+    /// Number of resident copies.
+    pub(super) resident: u8,
+    alive: bool,
+}
+
+/// All entries.
+pub(super) struct Index {
+    entries: Slab<Entry>,
+    tables: Vec<HashTable<u32>>,
+    hasher: RandomState,
+    /// Entries, ghosts included.
+    pub(super) known: u64,
+    /// Entries with a resident copy.
+    pub(super) resident: u64,
+    /// Resident entries whose parent is known and resident nowhere.
+    pub(super) orphans: u64,
+}
+
+impl Index {
+    pub(super) fn new() -> Self {
+        Self {
+            entries: Slab::new(),
+            tables: (0..SHARDS).map(|_| HashTable::new()).collect(),
+            hasher: RandomState::new(),
+            known: 0,
+            resident: 0,
+            orphans: 0,
+        }
+    }
+
+    /// The middle bits choose the table: hashbrown uses the low bits for buckets and the top bits for tags.
+    fn locate(&self, key: &WireKey) -> (usize, u64) {
+        let hash = self.hasher.hash_one(key);
+        ((hash >> 40) as usize % SHARDS, hash)
+    }
+
+    pub(super) fn find(&self, key: &WireKey) -> Option<u32> {
+        let (shard, hash) = self.locate(key);
+        self.tables[shard].find(hash, |slot| self.entries[*slot].key == *key).copied()
+    }
+
+    /// The key's entry, made if it is not known, without parent or copies.
+    pub(super) fn find_or_insert(&mut self, key: WireKey, depth: u32) -> u32 {
+        if let Some(slot) = self.find(&key) {
+            return slot;
+        }
+        let slot = self.entries.insert(Entry {
+            key,
+            checksum: 0,
+            stamp: 0,
+            length: 0,
+            depth,
+            parent: NONE,
+            children: 0,
+            resident_children: 0,
+            copies: [NONE; TIERS_MAX],
+            resident: 0,
+            alive: true,
+        });
+        let (shard, hash) = self.locate(&key);
+        let (entries, hasher) = (&self.entries, &self.hasher);
+        self.tables[shard].insert_unique(hash, slot, |other| hasher.hash_one(entries[*other].key));
+        self.known += 1;
+        slot
+    }
+
+    /// Says where an entry without copies hangs. `parent` is the parent's key, `None` for a root.
+    pub(super) fn hang(&mut self, slot: u32, parent: Option<WireKey>, depth: u32) {
+        let old = self.entries[slot].parent;
+        let new = parent.map_or(NONE, |key| self.find_or_insert(key, depth.saturating_sub(1)));
+        self.entries[slot].depth = depth;
+        if new == old {
+            return;
+        }
+        if new != NONE {
+            let above = &mut self.entries[new];
+            above.children += 1;
+            if above.depth >= depth {
+                above.depth = depth.saturating_sub(1);
+            }
+        }
+        self.entries[slot].parent = new;
+        if old != NONE {
+            self.entries[old].children -= 1;
+            self.collect(old);
+        }
+    }
+
+    /// The parent's entry, where there is one and it lies nearer to the root.
+    pub(super) fn above(&self, slot: u32) -> Option<u32> {
+        let entry = &self.entries[slot];
+        (entry.parent != NONE && self.entries[entry.parent].depth < entry.depth).then_some(entry.parent)
+    }
+
+    /// A copy of the entry became resident.
+    pub(super) fn gained(&mut self, slot: u32) {
+        self.entries[slot].resident += 1;
+        if self.entries[slot].resident > 1 {
+            return;
+        }
+        self.resident += 1;
+        self.orphans -= u64::from(self.entries[slot].resident_children);
+        let parent = self.entries[slot].parent;
+        if parent != NONE {
+            self.entries[parent].resident_children += 1;
+            self.orphans += u64::from(self.entries[parent].resident == 0);
+        }
+    }
+
+    /// A resident copy of the entry is so no more.
+    pub(super) fn lost(&mut self, slot: u32) {
+        self.entries[slot].resident -= 1;
+        if self.entries[slot].resident > 0 {
+            return;
+        }
+        self.resident -= 1;
+        self.orphans += u64::from(self.entries[slot].resident_children);
+        let parent = self.entries[slot].parent;
+        if parent != NONE {
+            self.entries[parent].resident_children -= 1;
+            self.orphans -= u64::from(self.entries[parent].resident == 0);
+        }
+    }
+
+    /// Forgets the entry if it has neither copy nor child, and then its parent likewise.
+    pub(super) fn collect(&mut self, slot: u32) {
+        let mut at = slot;
+        while at != NONE {
+            let entry = &self.entries[at];
+            if !entry.alive || entry.children > 0 || entry.copies != [NONE; TIERS_MAX] {
+                return;
+            }
+            let (key, parent) = (entry.key, entry.parent);
+            let (shard, hash) = self.locate(&key);
+            if let Ok(found) = self.tables[shard].find_entry(hash, |other| *other == at) {
+                found.remove();
+            }
+            self.entries[at].alive = false;
+            self.entries.remove(at);
+            self.known -= 1;
+            if parent != NONE {
+                self.entries[parent].children -= 1;
+            }
+            at = parent;
+        }
+    }
+
+    /// Entries by number, for walks over all: `None` past the end, `Some(None)` for a free slot.
+    pub(super) fn at(&self, slot: u32) -> Option<Option<&Entry>> {
+        (slot < self.entries.high()).then(|| Some(&self.entries[slot]).filter(|entry| entry.alive))
+    }
+
+    /// Bytes of entries and tables.
+    pub(super) fn memory_bytes(&self) -> usize {
+        // hashbrown: one control byte beside each bucket of four bytes.
+        self.entries.memory_bytes() + self.tables.iter().map(|table| table.capacity() * 8 / 7 * 5).sum::<usize>()
+    }
+}
+
+impl std::ops::Index<u32> for Index {
+    type Output = Entry;
+
+    fn index(&self, slot: u32) -> &Entry {
+        &self.entries[slot]
+    }
+}
+
+impl std::ops::IndexMut<u32> for Index {
+    fn index_mut(&mut self, slot: u32) -> &mut Entry {
+        &mut self.entries[slot]
+    }
+}

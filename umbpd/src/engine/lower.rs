@@ -1,0 +1,290 @@
+//! Lower tiers: the background queue and what is handed to a tier's runner.
+//!
+//! A tier has a fixed number of operations in flight. Loads go first, then deletes (they make room), then stores,
+//! which never take more than half of the slots, so that no load waits behind a burst of stores.
+
+use umbp_plugin_api::types::code;
+use umbp_plugin_api::{Operation, types::KEY_BYTES};
+
+use super::api::{Action, TIERS_MAX, Time};
+use super::evict::RECLAIM_SLICE_ENTRIES;
+use super::pool::Place;
+use super::slab::NONE;
+use super::state::{DEPTH_MAX, DRAM, Engine, Timer};
+use super::tier::{BlockCopy, CopyState, LEAVING, QUEUED, QueuedPut};
+
+/// Stale or useless entries of the background queue that one search for the next put passes at most.
+const PUT_SCAN_MAX: usize = 512;
+/// Stale entries that the background queue may hold beside as many live ones before it is swept.
+const STALE_PUTS_MAX: u64 = 1024;
+
+/// What an operation in flight is for; slots of the copies that it pins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Put { dram: u32, lower: u32, again: bool },
+    Get { dram: u32, lower: u32 },
+    Delete { lower: u32 },
+    Probe,
+}
+
+pub(super) struct InFlight {
+    pub(super) tier: usize,
+    pub(super) purpose: Purpose,
+    pub(super) deadline: u64,
+    /// Past its deadline: nobody waits any more, its buffer does.
+    pub(super) overdue: bool,
+}
+
+/// Whether a block may be put below.
+enum RoomBelow {
+    Ready,
+    /// Deletes are under way.
+    Wait,
+    Never,
+}
+
+impl Engine {
+    /// Most puts in flight.
+    pub(super) fn put_slots(&self, tier: usize) -> u32 {
+        (self.tiers[tier].settings.slots / 2).max(1)
+    }
+
+    /// Queues the background copy of a resident block into a tier. False if it needs none or can have none now; the
+    /// latter is counted.
+    pub(super) fn queue_put(&mut self, tier: usize, dram: u32) -> bool {
+        let copy = &self.tiers[DRAM].copies[dram];
+        let (entry, bytes) = (copy.entry, u64::from(copy.bytes));
+        let length = u64::from(self.index[entry].length);
+        let lower = self.index[entry].copies[tier];
+        let mut possible = self.tiers[tier].running()
+            && length <= self.tiers[tier].settings.largest_payload
+            && self.tiers[tier].queued_bytes + bytes <= self.settings.background_bytes;
+        if lower != NONE {
+            match self.tiers[tier].copies[lower].state {
+                CopyState::Resident | CopyState::Putting => return false,
+                CopyState::Doubted if self.tiers[tier].copies[lower].pins == 0 => self.delete_lower(tier, lower),
+                CopyState::Deleting => {}
+                _ => possible = false,
+            }
+        }
+        if !possible {
+            self.tiers[tier].counters.dropped += 1;
+            return false;
+        }
+        let generation = self.generation(dram);
+        self.tiers[DRAM].copies[dram].flags |= QUEUED << tier;
+        let below = &mut self.tiers[tier];
+        below.queued_blocks += 1;
+        below.queued_bytes += bytes;
+        below.puts.push_back(QueuedPut { dram, generation });
+        if below.puts.len() as u64 > 2 * below.queued_blocks + STALE_PUTS_MAX {
+            let mut puts = std::mem::take(&mut self.tiers[tier].puts);
+            puts.retain(|put| self.put_is_live(tier, *put));
+            self.tiers[tier].puts = puts;
+        }
+        true
+    }
+
+    fn put_is_live(&self, tier: usize, put: QueuedPut) -> bool {
+        self.generation(put.dram) == put.generation && self.tiers[DRAM].copies[put.dram].is(QUEUED << tier)
+    }
+
+    /// A queued put is taken out of the queue, to be submitted or given up.
+    fn dequeued(&mut self, tier: usize, dram: u32) {
+        let copy = &mut self.tiers[DRAM].copies[dram];
+        copy.flags &= !(QUEUED << tier);
+        let bytes = u64::from(copy.bytes);
+        self.tiers[tier].queued_blocks -= 1;
+        self.tiers[tier].queued_bytes -= bytes;
+    }
+
+    /// A queued put is given up; a copy that waited for it in order to leave, leaves.
+    fn give_up_put(&mut self, tier: usize, dram: u32, counted: bool) {
+        self.dequeued(tier, dram);
+        self.tiers[tier].counters.dropped += u64::from(counted);
+        let copy = &self.tiers[DRAM].copies[dram];
+        if copy.is(LEAVING) && copy.pins == 0 {
+            self.drop_dram(dram, umbp_protocol::message::RemovedReason::Evicted);
+        }
+    }
+
+    /// Hands operations to idle slots of every lower tier.
+    pub(super) fn pump(&mut self, now: Time) {
+        for tier in DRAM + 1..self.tiers.len() {
+            if !self.tiers[tier].running() {
+                self.drain_queue(tier);
+                continue;
+            }
+            while self.tiers[tier].in_flight < self.tiers[tier].settings.slots {
+                if let Some(entry) = self.tiers[tier].gets.pop_front() {
+                    self.submit_get(tier, entry, now);
+                } else if let Some(lower) = self.tiers[tier].deletes.pop_front() {
+                    let entry = self.tiers[tier].copies[lower].entry;
+                    self.tiers[tier].deletes_in_flight += 1;
+                    self.submit(tier, Purpose::Delete { lower }, entry, now);
+                } else if self.tiers[tier].puts_in_flight >= self.put_slots(tier) || !self.submit_put(tier, now) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// A tier that does not run takes no stores: a slice of its queue is dropped, counted.
+    fn drain_queue(&mut self, tier: usize) {
+        for _ in 0..PUT_SCAN_MAX {
+            if let Some(dram) = self.tiers[tier].retries.pop_front() {
+                self.tiers[tier].counters.dropped += 1;
+                self.unpin(DRAM, dram);
+            } else if let Some(put) = self.tiers[tier].puts.pop_front() {
+                if self.put_is_live(tier, put) {
+                    self.give_up_put(tier, put.dram, true);
+                }
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn submit_get(&mut self, tier: usize, entry: u32, now: Time) {
+        let Some(promotion) = self.promotions.get_mut(&entry).filter(|promotion| !promotion.submitted) else { return };
+        promotion.submitted = true;
+        let dram = promotion.dram;
+        let lower = self.index[entry].copies[tier];
+        self.submit(tier, Purpose::Get { dram, lower }, entry, now);
+    }
+
+    /// Submits the next put. False if there is none that can go now.
+    fn submit_put(&mut self, tier: usize, now: Time) -> bool {
+        let quiet = self.tiers[tier].deletes_in_flight == 0;
+        if let Some(dram) = self.tiers[tier].retries.pop_front() {
+            if quiet {
+                self.start_put(tier, dram, true, now);
+                return true;
+            }
+            self.tiers[tier].retries.push_front(dram);
+        }
+        for _ in 0..PUT_SCAN_MAX {
+            let Some(put) = self.tiers[tier].puts.pop_front() else { return false };
+            if !self.put_is_live(tier, put) {
+                continue;
+            }
+            let copy = &self.tiers[DRAM].copies[put.dram];
+            let (entry, tenant) = (copy.entry, usize::from(copy.tenant));
+            let lower = self.index[entry].copies[tier];
+            if lower != NONE {
+                if self.tiers[tier].copies[lower].state == CopyState::Deleting {
+                    self.tiers[tier].puts.push_back(put);
+                    return false;
+                }
+                self.give_up_put(tier, put.dram, false);
+                continue;
+            }
+            let need = self.tiers[tier].rounded(u64::from(self.index[entry].length));
+            match self.room_below(tier, tenant, need) {
+                RoomBelow::Ready => {
+                    self.dequeued(tier, put.dram);
+                    self.pin(DRAM, put.dram);
+                    self.start_put(tier, put.dram, false, now);
+                    return true;
+                }
+                RoomBelow::Wait => {
+                    self.tiers[tier].puts.push_front(put);
+                    return false;
+                }
+                RoomBelow::Never => self.give_up_put(tier, put.dram, true),
+            }
+        }
+        false
+    }
+
+    /// The pinned copy's put goes out. A copy that was doomed while it waited stays out.
+    fn start_put(&mut self, tier: usize, dram: u32, again: bool, now: Time) {
+        let copy = &self.tiers[DRAM].copies[dram];
+        let (entry, tenant, state) = (copy.entry, copy.tenant, copy.state);
+        if state != CopyState::Resident || self.index[entry].copies[tier] != NONE {
+            self.tiers[tier].counters.dropped += 1;
+            return self.unpin(DRAM, dram);
+        }
+        let bytes = self.tiers[tier].rounded(u64::from(self.index[entry].length));
+        let lower = self.tiers[tier].copies.insert(BlockCopy::new(entry, tenant, 0, bytes as u32, CopyState::Putting));
+        self.index[entry].copies[tier] = lower;
+        self.tiers[tier].used[usize::from(tenant)] += bytes;
+        self.tiers[tier].puts_in_flight += 1;
+        self.submit(tier, Purpose::Put { dram, lower, again }, entry, now);
+    }
+
+    /// Makes room for a put, within the tier's capacity and the tenant's quota: the coldest leave first.
+    fn room_below(&mut self, tier: usize, tenant: usize, need: u64) -> RoomBelow {
+        let capacity = self.tiers[tier].settings.capacity;
+        let quota = self.settings.tenants[tenant].quota[tier];
+        for _ in 0..RECLAIM_SLICE_ENTRIES {
+            let below = &self.tiers[tier];
+            let own = below.used[tenant] - below.freeing[tenant];
+            let victim = if own + need > quota {
+                Some(tenant)
+            } else if below.kept_bytes() + need > capacity {
+                self.heaviest(tier)
+            } else {
+                break;
+            };
+            if !victim.is_some_and(|victim| self.evict_lower(tier, victim)) {
+                break;
+            }
+        }
+        let below = &self.tiers[tier];
+        if below.used_bytes() + need <= capacity && below.used[tenant] + need <= quota {
+            RoomBelow::Ready
+        } else if below.freeing.iter().any(|bytes| *bytes > 0) {
+            RoomBelow::Wait
+        } else {
+            RoomBelow::Never
+        }
+    }
+
+    /// Asks a tier that misses its deadlines for a sign of life, about a block that it should have.
+    pub(super) fn submit_probe(&mut self, tier: usize, now: Time) {
+        let known = self.tiers[tier].orders.iter().find_map(|order| order.victim());
+        let entry = known.map_or(NONE, |slot| self.tiers[tier].copies[slot].entry);
+        self.tiers[tier].probing = true;
+        self.submit(tier, Purpose::Probe, entry, now);
+    }
+
+    fn submit(&mut self, tier: usize, purpose: Purpose, entry: u32, now: Time) {
+        let id = self.new_id();
+        let deadline = now.0.saturating_add(self.tiers[tier].settings.deadline_ns);
+        let mut operation = Operation { id, deadline_ns: deadline, ..Operation::default() };
+        if entry != NONE {
+            let known = &self.index[entry];
+            operation.namespace_id = known.key.namespace.0;
+            operation.key = known.key.local;
+            operation.depth = known.depth;
+            operation.parent = match known.parent {
+                NONE => [0; KEY_BYTES],
+                parent => self.index[parent].key.local,
+            };
+            operation.recency = known.stamp << 16 | u64::from(DEPTH_MAX - known.depth.min(DEPTH_MAX));
+            operation.checksum = known.checksum;
+            operation.length = u64::from(known.length);
+        }
+        let (code, buffer, lower) = match purpose {
+            Purpose::Put { dram, lower, .. } => (code::PUT, Some(dram), Some(lower)),
+            Purpose::Get { dram, lower } => (code::GET, Some(dram), Some(lower)),
+            Purpose::Delete { lower } => (code::DELETE, None, Some(lower)),
+            Purpose::Probe if entry == NONE => (code::EXISTS, None, None),
+            Purpose::Probe => (code::EXISTS, None, Some(self.index[entry].copies[tier])),
+        };
+        operation.code = code;
+        operation.location = lower.map_or(0, |lower| self.tiers[tier].copies[lower].place);
+        if let Some(dram) = buffer {
+            let (segment, offset) = self.pool.address(Place::unpacked(self.tiers[DRAM].copies[dram].place));
+            operation.region = u64::from(segment.0);
+            operation.offset = offset;
+        }
+        self.tiers[tier].in_flight += 1;
+        self.operations.insert(id, InFlight { tier, purpose, deadline, overdue: false });
+        self.timers.insert((deadline, Timer::Operation(id)));
+        self.outbox.push(Action::Submit { tier: Self::tier_index(tier), operation });
+    }
+}
+
+const _: () = assert!((QUEUED as u32) << (TIERS_MAX - 1) <= u8::MAX as u32, "a flag for each lower tier");

@@ -1,0 +1,81 @@
+//! Namespaces by number. A number belongs to one tenant: the same digest of two tenants is two numbers, so no key of
+//! one names a block of another.
+
+use std::collections::HashMap;
+
+use umbp_protocol::message::NamespaceId;
+
+use super::api::{Action, TenantIndex, TierState};
+use super::state::{DRAM, Engine};
+
+/// Most namespaces in one life of the daemon; more are refused.
+pub const NAMESPACES_MAX: usize = 4096;
+
+pub(super) struct Namespace {
+    pub(super) tenant: u16,
+    digest: [u8; 32],
+    stored: Vec<u8>,
+}
+
+/// All namespaces; number n is at n - 1.
+#[derive(Default)]
+pub(super) struct Namespaces {
+    all: Vec<Namespace>,
+    by_digest: HashMap<(u16, [u8; 32]), NamespaceId>,
+}
+
+impl Namespaces {
+    pub(super) fn tenant(&self, id: NamespaceId) -> Option<u16> {
+        self.all.get((id.0 as usize).wrapping_sub(1)).map(|namespace| namespace.tenant)
+    }
+}
+
+/// A descriptor as backends keep it: length of the tenant's name (u16, little-endian), the name, the descriptor.
+pub fn stored_descriptor(tenant: &str, descriptor: &[u8]) -> Vec<u8> {
+    let name = &tenant.as_bytes()[..tenant.len().min(usize::from(u16::MAX))];
+    [&(name.len() as u16).to_le_bytes(), name, descriptor].concat()
+}
+
+/// The tenant's name and the descriptor, from the form that backends keep.
+pub fn parse_stored_descriptor(stored: &[u8]) -> Option<(&str, &[u8])> {
+    let (length, rest) = stored.split_first_chunk::<2>()?;
+    let (name, descriptor) = rest.split_at_checked(usize::from(u16::from_le_bytes(*length)))?;
+    Some((std::str::from_utf8(name).ok()?, descriptor))
+}
+
+impl Engine {
+    /// The number of a tenant's namespace, given on first sight; every lower tier that can be called is told of it
+    /// before anything names it. `None` for an unknown tenant, or at [`NAMESPACES_MAX`].
+    pub fn namespace(&mut self, tenant: TenantIndex, digest: [u8; 32], descriptor: &[u8]) -> Option<NamespaceId> {
+        if let Some(id) = self.namespaces.by_digest.get(&(tenant.0, digest)) {
+            return Some(*id);
+        }
+        let name = &self.settings.tenants.get(usize::from(tenant.0))?.name;
+        if self.namespaces.all.len() >= NAMESPACES_MAX {
+            return None;
+        }
+        let stored = stored_descriptor(name, descriptor);
+        self.namespaces.all.push(Namespace { tenant: tenant.0, digest, stored });
+        let id = NamespaceId(self.namespaces.all.len() as u32);
+        self.namespaces.by_digest.insert((tenant.0, digest), id);
+        for tier in DRAM + 1..self.tiers.len() {
+            if matches!(self.tiers[tier].state, TierState::Running | TierState::Degraded) {
+                self.introduce(tier, id);
+            }
+        }
+        Some(id)
+    }
+
+    fn introduce(&mut self, tier: usize, id: NamespaceId) {
+        let namespace = &self.namespaces.all[id.0 as usize - 1];
+        let (digest, descriptor) = (namespace.digest, namespace.stored.clone());
+        self.outbox.push(Action::NamespacePut { tier: Self::tier_index(tier), id: id.0, digest, descriptor });
+    }
+
+    /// A tier starts to serve: it learns all namespaces so far.
+    pub(super) fn introduce_all(&mut self, tier: usize) {
+        for number in 1..=self.namespaces.all.len() as u32 {
+            self.introduce(tier, NamespaceId(number));
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Order of eviction, and what a store leaves visible.
+
+use umbp_protocol::message::{Found, MissReason, Outcome, ReserveItem, Reserved};
+
+use super::rig::{ABSENT, BLOCK, Rig, checksum, extent, ready};
+
+#[test]
+fn a_block_is_visible_from_its_commit_on_and_not_before() {
+    let mut rig = Rig::blocks(&[8]);
+    let session = rig.session();
+    let items = rig.chain(None, 0, &[1, 2]);
+    let (lease, answers) = rig.reserve(session, &items);
+    assert_ne!(extent(&answers[0]).offset, extent(&answers[1]).offset);
+    assert_eq!(rig.lookup(session, 0, &[1, 2]), [Found::Miss(MissReason::Writing); 2]);
+    assert_eq!(rig.acquire(session, &[1]).1, [umbp_protocol::message::Acquired::Miss(MissReason::Writing)]);
+    let now = rig.time();
+    assert_eq!(rig.engine.commit(session, lease, &[(0, checksum(&items[0].key))], now), [Outcome::Done]);
+    assert_eq!(
+        rig.lookup(session, 0, &[1, 2]),
+        [Found::Hit { tier: 0, held: false }, Found::Miss(MissReason::Writing)]
+    );
+    let (_, acquired) = rig.acquire(session, &[1]);
+    assert_eq!(ready(&acquired[0]), extent(&answers[0]));
+}
+
+#[test]
+fn the_first_writer_wins_and_another_length_is_an_error() {
+    // K13: the old copy stays.
+    let mut rig = Rig::blocks(&[8]);
+    let (one, two) = (rig.session(), rig.session());
+    let items = rig.chain(None, 0, &[1]);
+    let (lease, first) = rig.reserve(one, &items);
+    assert_eq!(rig.reserve(two, &items).1, [Reserved::BeingWritten]);
+    let now = rig.time();
+    rig.engine.commit(one, lease, &[(0, 5)], now);
+    assert_eq!(rig.reserve(two, &items).1, [Reserved::Present]);
+    let longer = [ReserveItem { length: BLOCK + 1, ..items[0] }];
+    assert_eq!(rig.reserve(two, &longer).1, [Reserved::LengthDiffers]);
+    assert_eq!(ready(&rig.acquire(two, &[1]).1[0]), extent(&first[0]));
+}
+
+#[test]
+fn a_chain_leaves_from_its_tail() {
+    // C10
+    let mut rig = Rig::blocks(&[8]);
+    let session = rig.session();
+    rig.store(session, &[1, 2, 3, 4]);
+    for n in 0..8 {
+        rig.store(session, &[100 + n]);
+    }
+    assert_eq!(rig.evicted(0), [4, 3, 2, 1]);
+}
+
+#[test]
+fn storing_a_tail_again_refreshes_its_ancestors() {
+    // C10
+    let mut rig = Rig::blocks(&[8]);
+    let session = rig.session();
+    rig.store(session, &[1, 2, 3, 4]);
+    rig.store(session, &[11, 12, 13, 14]);
+    let tail = rig.chain(Some(2), 2, &[3, 4]);
+    assert_eq!(rig.store_items(session, &tail), [Reserved::Present; 2]);
+    for n in 0..8 {
+        rig.store(session, &[100 + n]);
+    }
+    assert_eq!(rig.evicted(0), [14, 13, 12, 11, 4, 3, 2, 1]);
+}
+
+#[test]
+fn only_a_use_renews_and_a_lookup_is_none() {
+    let mut rig = Rig::blocks(&[4]);
+    let session = rig.session();
+    [1, 2, 3, 4].iter().for_each(|n| drop(rig.store(session, &[*n])));
+    rig.lookup(session, 0, &[1]);
+    let (lease, _) = rig.acquire(session, &[2]);
+    rig.release(session, lease, &[]);
+    rig.store(session, &[5]);
+    rig.store(session, &[6]);
+    assert_eq!(rig.evicted(0), [1, 3]);
+    assert_eq!(rig.lookup(session, 0, &[1]), [ABSENT]);
+}
+
+#[test]
+fn a_request_never_evicts_what_it_stores_but_loses_its_tail() {
+    let mut rig = Rig::blocks(&[4]);
+    let session = rig.session();
+    rig.store(session, &[1, 2]);
+    let answers = rig.store(session, &[1, 2, 3, 4, 5, 6]);
+    assert_eq!((&answers[..2], &answers[4..]), (&[Reserved::Present; 2][..], &[Reserved::Refused; 2][..]));
+    assert_eq!(rig.present(session, &[1, 2, 3, 4, 5, 6]), [1, 2, 3, 4]);
+    assert_eq!(rig.evicted(0), [0; 0]);
+}
+
+#[test]
+fn no_hole_is_left_behind_a_refused_block() {
+    // G7: the block after the one that found no room would fit.
+    let mut rig = Rig::blocks(&[4]);
+    let session = rig.session();
+    let mut items = rig.chain(None, 0, &[1, 2, 3]);
+    items[1].length = 16 * BLOCK;
+    let answers = rig.store_items(session, &items);
+    assert_eq!(answers[1..], [Reserved::Refused; 2]);
+    assert_eq!(rig.present(session, &[1, 2, 3]), [1]);
+}
+
+#[test]
+fn blocks_without_their_head_are_counted_as_orphans() {
+    // A9
+    let mut rig = Rig::blocks(&[64]);
+    let session = rig.session();
+    let numbers: Vec<u64> = (0..20).collect();
+    let tail = rig.chain(Some(1), 2, &numbers[2..]);
+    rig.store_items(session, &tail);
+    assert_eq!(rig.status("/orphan_blocks"), 1);
+    assert_eq!(rig.present(session, &numbers), numbers[2..]);
+    rig.store(session, &numbers[..2]);
+    assert_eq!(rig.status("/orphan_blocks"), 0);
+    assert_eq!(rig.present(session, &numbers), numbers);
+}

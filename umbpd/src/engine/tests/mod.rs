@@ -1,0 +1,8 @@
+//! Claims about the engine, on small deployments with hand-made completions.
+
+mod chain;
+mod leases;
+mod limits;
+mod rig;
+mod tenants;
+mod tiers;

@@ -1,0 +1,226 @@
+//! What the engine keeps for one tier: its copies, their order of eviction, its queues and its counters.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, VecDeque};
+
+use umbp_plugin_api::Status;
+
+use super::api::{TierSettings, TierState};
+use super::policy::{Link, Nodes, Policy};
+use super::prefix_lru::PrefixLru;
+use super::slab::{NONE, Slab};
+
+/// Life of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CopyState {
+    /// The slot is free.
+    Free,
+    /// First tier: leased to a writer.
+    Writing,
+    /// First tier: being filled by a promotion; without an entry, one that nobody waits for any more but that its
+    /// backend may still write to.
+    Filling,
+    /// Lower tiers: its put is submitted.
+    Putting,
+    /// Readable.
+    Resident,
+    /// Lower tiers: its last load failed or is overdue; kept for the medium's sake, hidden from all.
+    Doubted,
+    /// Leaves as soon as its last pin does.
+    Doomed,
+    /// Lower tiers: its delete is queued or submitted.
+    Deleting,
+    /// First tier: a late or dead writer may still write to it.
+    Quarantined,
+}
+
+/// The copy is in its policy's order.
+pub(super) const LISTED: u8 = 1;
+/// First tier: leaves once its demotion is done, unless it is used before.
+pub(super) const LEAVING: u8 = 2;
+/// Recovered, and waiting for its place in the policy's order.
+pub(super) const UNPLACED: u8 = 4;
+/// First tier: `QUEUED << tier` is set while a background put into that tier is queued.
+pub(super) const QUEUED: u8 = 8;
+
+/// One copy of a block in one tier.
+pub(super) struct BlockCopy {
+    /// First tier: packed place of the extent. Lower tiers: the backend's location.
+    pub(super) place: u64,
+    /// Its entry, or NONE once detached.
+    pub(super) entry: u32,
+    link: Link,
+    /// Reasons why it must stay: leases, holds, submitted operations.
+    pub(super) pins: u32,
+    /// Room that it takes, in bytes, rounded up.
+    pub(super) bytes: u32,
+    pub(super) tenant: u16,
+    pub(super) state: CopyState,
+    pub(super) flags: u8,
+}
+
+impl BlockCopy {
+    pub(super) fn new(entry: u32, tenant: u16, place: u64, bytes: u32, state: CopyState) -> Self {
+        let link = Link { colder: NONE, hotter: NONE };
+        Self { place, entry, link, pins: 0, bytes, tenant, state, flags: 0 }
+    }
+
+    pub(super) fn is(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+impl Nodes for Slab<BlockCopy> {
+    fn link(&self, node: u32) -> Link {
+        self[node].link
+    }
+
+    fn set_link(&mut self, node: u32, link: Link) {
+        self[node].link = link;
+    }
+}
+
+/// A background put that waits. The generation tells whether the copy it stands for is still there.
+#[derive(Clone, Copy)]
+pub(super) struct QueuedPut {
+    pub(super) dram: u32,
+    pub(super) generation: u64,
+}
+
+/// A recovered copy that waits for its place; the most recent comes first.
+#[derive(PartialEq, Eq)]
+pub(super) struct Unplaced {
+    pub(super) recency: u64,
+    pub(super) slot: u32,
+}
+
+impl Ord for Unplaced {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.recency, self.slot).cmp(&(other.recency, other.slot))
+    }
+}
+
+impl PartialOrd for Unplaced {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Counters of a tier; none ever decreases.
+#[derive(Default)]
+pub(super) struct TierCounters {
+    pub(super) hits: u64,
+    pub(super) stored: u64,
+    pub(super) promoted: u64,
+    pub(super) evicted: u64,
+    pub(super) demoted: u64,
+    /// Background puts given up: no room in the queue, evicted before their turn, tier down, no space.
+    pub(super) dropped: u64,
+    pub(super) timeouts: u64,
+    /// Completions that no operation in flight stands for.
+    pub(super) unknown_completions: u64,
+    /// By status, as in [`Status`]; the last counts all others.
+    pub(super) errors: [u64; ERROR_KINDS],
+}
+
+/// Kinds of errors that are counted apart.
+pub(super) const ERROR_KINDS: usize = 12;
+
+impl TierCounters {
+    pub(super) fn error(&mut self, status: Status) {
+        self.errors[(status.0 as usize).min(ERROR_KINDS - 1)] += 1;
+    }
+}
+
+/// One tier.
+pub(super) struct Tier {
+    pub(super) settings: TierSettings,
+    pub(super) state: TierState,
+    pub(super) copies: Slab<BlockCopy>,
+    /// Order of eviction, per tenant.
+    pub(super) orders: Vec<Box<dyn Policy>>,
+    /// Bytes taken, per tenant, rounded up; copies being written, filled, deleted and quarantined included.
+    pub(super) used: Vec<u64>,
+    /// Resident copies.
+    pub(super) resident: u64,
+    pub(super) counters: TierCounters,
+    /// Promotions (entries) that wait for an operation slot.
+    pub(super) gets: VecDeque<u32>,
+    pub(super) deletes: VecDeque<u32>,
+    pub(super) puts: VecDeque<QueuedPut>,
+    /// Puts refused for lack of space (DRAM slots), to be tried once more.
+    pub(super) retries: VecDeque<u32>,
+    /// Live blocks and bytes in `puts`; the rest of it is stale.
+    pub(super) queued_blocks: u64,
+    pub(super) queued_bytes: u64,
+    pub(super) in_flight: u32,
+    pub(super) puts_in_flight: u32,
+    pub(super) deletes_in_flight: u32,
+    /// Bytes, per tenant, of copies on their way out: lower tiers, a delete is queued or submitted; first tier, a
+    /// demotion is.
+    pub(super) freeing: Vec<u64>,
+    /// Deadlines missed since the last answer in time.
+    pub(super) misses_in_a_row: u32,
+    pub(super) probing: bool,
+    pub(super) unplaced: BinaryHeap<Unplaced>,
+    pub(super) recovery_done: bool,
+}
+
+impl Tier {
+    pub(super) fn new(settings: TierSettings, tenants: usize) -> Self {
+        Self {
+            settings,
+            state: TierState::Declared,
+            copies: Slab::new(),
+            orders: (0..tenants).map(|_| Box::new(PrefixLru::new()) as Box<dyn Policy>).collect(),
+            used: vec![0; tenants],
+            resident: 0,
+            counters: TierCounters::default(),
+            gets: VecDeque::new(),
+            deletes: VecDeque::new(),
+            puts: VecDeque::new(),
+            retries: VecDeque::new(),
+            queued_blocks: 0,
+            queued_bytes: 0,
+            in_flight: 0,
+            puts_in_flight: 0,
+            deletes_in_flight: 0,
+            freeing: vec![0; tenants],
+            misses_in_a_row: 0,
+            probing: false,
+            unplaced: BinaryHeap::new(),
+            recovery_done: true,
+        }
+    }
+
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.used.iter().sum()
+    }
+
+    /// Bytes taken and not on their way out.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        self.used_bytes().saturating_sub(self.freeing.iter().sum())
+    }
+
+    pub(super) fn running(&self) -> bool {
+        self.state == TierState::Running
+    }
+
+    pub(super) fn unlist(&mut self, slot: u32) {
+        if self.copies[slot].is(LISTED) {
+            self.copies[slot].flags &= !LISTED;
+            let tenant = usize::from(self.copies[slot].tenant);
+            self.orders[tenant].remove(&mut self.copies, slot);
+        }
+    }
+
+    pub(super) fn touch(&mut self, slot: u32) {
+        let tenant = usize::from(self.copies[slot].tenant);
+        self.orders[tenant].touch(&mut self.copies, slot);
+    }
+
+    /// Rounds a payload up to what it takes here.
+    pub(super) fn rounded(&self, length: u64) -> u64 {
+        length.next_multiple_of(self.settings.alignment.max(1))
+    }
+}
