@@ -188,15 +188,16 @@ impl Checker<'_> {
         let lease = self.take_or(fields, "lease", defaults::LEASE, |raw| read::duration_from(raw, LEASE_MIN, TIME_MAX));
         let hold = defaults::HOLD.min(*lease);
         let hold = self.take_or(fields, "hold", hold, |raw| read::duration_from(raw, Duration::ZERO, *lease));
-        let part_of_first = |raw: &Raw| read::share(raw, 100).map(|share| share.of(first));
+        let of_first = |share: Share| round(share.of(first));
+        let part_of_first = |raw: &Raw| read::share(raw, 100).map(of_first);
         let quarantine = |raw: &Raw| read::size_from(raw, BLOCK_MIN_BYTES, u64::MAX);
         Limits {
             largest_block,
             lease,
             hold,
-            hold_bytes: self.take_or(fields, "hold_bytes", defaults::HOLD_SHARE.of(first), part_of_first),
+            hold_bytes: self.take_or(fields, "hold_bytes", of_first(defaults::HOLD_SHARE), part_of_first),
             quarantine: self.take_or(fields, "quarantine", defaults::QUARANTINE_BYTES, quarantine),
-            background: self.take_or(fields, "background", defaults::BACKGROUND_SHARE.of(first), part_of_first),
+            background: self.take_or(fields, "background", of_first(defaults::BACKGROUND_SHARE), part_of_first),
         }
     }
 
@@ -204,14 +205,14 @@ impl Checker<'_> {
         let eviction = [("prefix-lru", Eviction::PrefixLru)];
         let write = [("through", Write::Through), ("on-evict", Write::OnEvict)];
         let promote = [("on-acquire", Promote::OnAcquire)];
-        let budget = defaults::promotion_budget(first, largest_block);
+        let budget = round(defaults::promotion_budget(first, largest_block));
         Policy {
             eviction: self.take_or(fields, "eviction", Eviction::PrefixLru, |raw| read::word(raw, &eviction)),
             headroom: self.take_or(fields, "headroom", defaults::HEADROOM, headroom),
             write: self.take_or(fields, "write", Write::Through, |raw| read::word(raw, &write)),
             promote: self.take_or(fields, "promote", Promote::OnAcquire, |raw| read::word(raw, &promote)),
             promotion_budget: self.take_or(fields, "promotion_budget", budget, |raw| {
-                let budget = read::share(raw, 100)?.of(first);
+                let budget = round(read::share(raw, 100)?.of(first));
                 if budget < largest_block {
                     let least = size_text(largest_block);
                     return read::impossible("smaller than the largest block", format!("write at least \"{least}\""));
@@ -245,6 +246,11 @@ impl Checker<'_> {
         let value = format!("\"{}\"", size_text(*first.capacity));
         self.fail(key, &value, (Problem::Impossible(problem), remedy), &first.capacity.place);
     }
+}
+
+/// Down to whole extents: payloads are rounded up to this much.
+fn round(bytes: u64) -> u64 {
+    bytes / defaults::BLOCK_MIN_BYTES * defaults::BLOCK_MIN_BYTES
 }
 
 fn headroom(raw: &Raw) -> Read<Share> {

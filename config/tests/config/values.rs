@@ -148,7 +148,7 @@ fn defaults_follow_the_first_tier() {
     let at = |capacity: &str| Deployment::new(&GOOD.replace("1GiB", capacity)).load();
     let config = at("256GiB").unwrap();
     assert_eq!(*config.limits.largest_block, 64 << 20);
-    assert_eq!(*config.policy.promotion_budget, Share::percent(5).of(256 << 30));
+    assert_eq!(*config.policy.promotion_budget, Share::percent(5).of(256 << 30) / 4096 * 4096);
     assert_eq!(config.policy.headroom_bytes(*config.tiers[0].capacity), 256 << 20);
     assert_eq!(config.policy.headroom_bytes(100 << 20), 1 << 20);
     assert_eq!((*config.limits.lease, *config.limits.hold), (Duration::from_secs(10), Duration::from_secs(2)));
