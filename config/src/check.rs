@@ -1,5 +1,6 @@
 //! Raw values in, a checked [`Config`] out; every error of the deployment is collected.
 
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,8 @@ use crate::units::{Share, size_text};
 
 /// Most percent of a tier that may be headroom.
 const HEADROOM_MAX_PERCENT: u32 = 50;
+/// Longest config file.
+const FILE_MAX_BYTES: u64 = 1 << 20;
 const LEASE_MIN: Duration = Duration::from_millis(50);
 const TIME_MIN: Duration = Duration::from_millis(1);
 const TIME_MAX: Duration = Duration::from_secs(3600);
@@ -67,7 +70,7 @@ fn source_text(source: &Source) -> Result<Arc<SourceText>, ConfigErrors> {
         let text = defaults::embedded(&|name| source.variable(name), source.host);
         return Ok(Arc::new(SourceText { path: None, text }));
     };
-    match std::fs::read_to_string(path) {
+    match read_text(path) {
         Ok(text) => Ok(Arc::new(SourceText { path: Some(Arc::new(path.clone())), text })),
         Err(error) => {
             let remedy =
@@ -76,6 +79,16 @@ fn source_text(source: &Source) -> Result<Arc<SourceText>, ConfigErrors> {
             let place = Place { origin: Origin::Flag("--config"), span: None };
             Err(ConfigError::new(path.display().to_string(), "", problem, place, None).into())
         }
+    }
+}
+
+/// A file of more than [`FILE_MAX_BYTES`] is an error, so that a device or a wrong file is not read for ever.
+fn read_text(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let read = std::fs::File::open(path)?.take(FILE_MAX_BYTES + 1).read_to_string(&mut text)?;
+    match read as u64 > FILE_MAX_BYTES {
+        true => Err(std::io::Error::other(format!("it has more than {FILE_MAX_BYTES} bytes"))),
+        false => Ok(text),
     }
 }
 

@@ -155,6 +155,10 @@ fn a_missing_file_is_named_with_the_reason() {
     let source = Source { file: Some("/nowhere/umbp.toml".into()), ..source() };
     let errors = Config::load(&source).unwrap_err();
     assert!(errors.lines().contains("/nowhere/umbp.toml: cannot read the file: No such file"), "{}", errors.lines());
+    let long = Deployment::new(&"# too long\n".repeat(100_000));
+    assert!(long.load().unwrap_err().lines().contains("cannot read the file: it has more than"));
+    let folder = Source { file: Some(long.folder.path().to_owned()), ..source };
+    assert!(Config::load(&folder).unwrap_err().lines().contains("cannot read the file: Is a directory"));
 }
 
 /// J2, J3: one value, three ways in, one text, and each says which way it came.

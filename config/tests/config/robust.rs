@@ -2,6 +2,9 @@
 
 use proptest::prelude::*;
 
+use umbp_config::Share;
+use umbp_config::units::{duration_text, parse_duration, parse_share, parse_size, size_text};
+
 use crate::common::{Deployment, GOOD, rendered};
 
 /// Loads, and shows whatever is wrong; a panic or an error without words fails the test.
@@ -61,5 +64,15 @@ proptest! {
     #[test]
     fn any_variable_is_taken_or_refused_in_words(key in "[A-Z_]{1,12}|DAEMON__(SOCKET|ADMIN|DRAIN)|TIER__(DRAM|NVME)__(CAPACITY|BACKEND)|POLICY__HEADROOM|LIMITS__HOLD", text in "\\PC{0,8}|[0-9]{1,22}(GiB|s|%)?") {
         check(&Deployment::new(GOOD).variable(&format!("UMBP_{key}"), &text));
+    }
+
+    #[test]
+    fn numbers_with_units_read_back(bytes in prop_oneof![any::<u64>(), (0u64..1 << 20).prop_map(|n| n << 20)], part in 0u32..20_000, ms in 0u64..100_000_000) {
+        prop_assert_eq!(parse_size(&size_text(bytes)), Ok(bytes));
+        let time = std::time::Duration::from_millis(ms);
+        prop_assert_eq!(parse_duration(&duration_text(time)), Ok(time));
+        for share in [Share::Part(part), Share::Bytes(bytes)] {
+            prop_assert_eq!(parse_share(&share.to_string()), Ok(share));
+        }
     }
 }
