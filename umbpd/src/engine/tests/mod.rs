@@ -1,6 +1,7 @@
 //! Claims about the engine, on small deployments with hand-made completions.
 
 mod chain;
+mod faults;
 mod leases;
 mod limits;
 mod rig;

@@ -1,0 +1,191 @@
+//! Lower tiers that fail, answer late, or lie.
+
+use umbp_plugin_api::types::code;
+use umbp_plugin_api::{Completion, Status};
+use umbp_protocol::message::{Acquired, Event, Found, MissReason, Reserved, SessionId};
+
+use super::rig::{ABSENT, BLOCK, Rig, SECOND, ready, settings};
+use crate::engine::api::{TierIndex, TierState};
+use crate::engine::{DEGRADED_AFTER_MISSES, PROBE_EVERY_NS};
+
+const NVME: TierIndex = TierIndex(1);
+const DOWN: Found = Found::Miss(MissReason::TierDown);
+
+/// Blocks 1 to 4 in the lower tier alone; the first tier has room for 8 and nothing in it.
+fn below() -> (Rig, SessionId) {
+    let mut rig = Rig::blocks(&[8, 64]);
+    let session = rig.session();
+    for n in [1, 2, 3, 4] {
+        rig.store(session, &[n]);
+    }
+    rig.settle_stores();
+    for n in 100..108 {
+        rig.store(session, &[n]);
+    }
+    rig.settle_stores();
+    assert_eq!(rig.lookup(session, 0, &[1, 2, 3, 4]), [Found::Hit { tier: 1, held: false }; 4]);
+    (rig, session)
+}
+
+#[test]
+fn a_failed_load_is_a_miss_of_that_block_alone_and_of_that_load_alone() {
+    // A6: the medium's own faults delete nothing; what is lost is deleted.
+    for (status, deletes) in
+        [(Status::IO, 0), (Status::TIMED_OUT, 0), (Status::FAILED, 0), (Status::CORRUPT, 1), (Status::MISS, 1)]
+    {
+        let (mut rig, session) = below();
+        let (_, answers) = rig.acquire(session, &[1, 2]);
+        assert_eq!(answers, [Acquired::Pending; 2]);
+        rig.finish(code::GET, status);
+        rig.finish(code::GET, Status::OK);
+        let promoted = rig.promoted();
+        assert_eq!(promoted[0].2, Acquired::Miss(MissReason::Failed), "{status:?}");
+        assert!(ready(&promoted[1].2).generation > 0);
+        assert_eq!(rig.lookup(session, 0, &[1]), [ABSENT], "at most one failing load");
+        assert_eq!(rig.acquire(session, &[1]).1, [Acquired::Miss(MissReason::Absent)]);
+        assert_eq!(rig.in_flight(code::DELETE), deletes, "{status:?}");
+        assert_eq!(rig.status("/tiers/1/errors").as_object().map(|kinds| kinds.len()), Some(1));
+        assert!(matches!(rig.store(session, &[1])[0], Reserved::Extent(_)), "may be stored anew");
+        rig.settle_stores();
+        assert_eq!(rig.status("/tiers/1/used_bytes"), 12 * BLOCK, "{status:?}");
+    }
+}
+
+#[test]
+fn no_space_evicts_that_tiers_coldest_and_is_tried_once_more() {
+    let (mut rig, session) = below();
+    rig.evicted(1);
+    for (second, stored) in [(Status::OK, true), (Status::NO_SPACE, false)] {
+        let n = if stored { 50 } else { 51 };
+        rig.store(session, &[n]);
+        rig.finish(code::PUT, Status::NO_SPACE);
+        assert_eq!((rig.in_flight(code::PUT), rig.in_flight(code::DELETE)), (0, 1));
+        rig.finish(code::DELETE, Status::OK);
+        rig.finish(code::PUT, second);
+        assert_eq!(rig.in_flight(code::PUT) + rig.in_flight(code::DELETE), 0, "no third try");
+        assert_eq!(rig.status("/tiers/1/dropped") == 0, stored);
+        assert_eq!(rig.present(session, &[n]), [n], "its copy above is untouched");
+    }
+    assert_eq!(rig.evicted(1), [1, 2]);
+}
+
+#[test]
+fn an_overdue_load_is_a_miss_and_its_buffer_stays_until_the_end() {
+    // P6; B7
+    let (mut rig, session) = below();
+    rig.acquire(session, &[1]);
+    let used = rig.status("/tiers/0/used_bytes");
+    rig.advance(SECOND);
+    assert_eq!(rig.promoted()[0].2, Acquired::Miss(MissReason::TierDown));
+    assert_eq!(rig.cancelled.len(), 1);
+    assert_eq!((rig.status("/tiers/0/quarantined_bytes"), rig.status("/tiers/0/used_bytes")), (BLOCK.into(), used));
+    assert_eq!(rig.lookup(session, 0, &[1]), [ABSENT]);
+    rig.advance(100 * SECOND);
+    assert_eq!(rig.status("/tiers/0/quarantined_bytes"), BLOCK);
+    rig.finish(code::GET, Status::CANCELLED);
+    assert_eq!(rig.status("/tiers/0/quarantined_bytes"), 0);
+    assert_eq!(rig.status("/tiers/0/used_bytes"), 7 * BLOCK);
+}
+
+#[test]
+fn a_load_that_was_only_late_is_good_for_the_next_reader() {
+    let (mut rig, session) = below();
+    rig.acquire(session, &[1]);
+    rig.advance(SECOND);
+    rig.finish(code::GET, Status::OK);
+    assert_eq!(rig.lookup(session, 0, &[1]), [Found::Hit { tier: 0, held: false }]);
+    rig.acquire(session, &[2]);
+    rig.advance(SECOND);
+    rig.store(session, &[2]);
+    rig.finish(code::GET, Status::OK);
+    rig.settle_stores();
+    assert_eq!(rig.lookup(session, 0, &[2]), [Found::Hit { tier: 0, held: false }]);
+    assert_eq!(rig.status("/tiers/1/resident_blocks"), 12);
+}
+
+#[test]
+fn a_tier_that_misses_repeatedly_is_degraded_probed_and_taken_back() {
+    let (mut rig, session) = below();
+    for n in 1..=u64::from(DEGRADED_AFTER_MISSES) {
+        assert_eq!(rig.lookup(session, 0, &[4]), [Found::Hit { tier: 1, held: false }]);
+        rig.acquire(session, &[n]);
+        rig.advance(SECOND);
+    }
+    assert_eq!((rig.status("/tiers/1/state"), rig.lookup(session, 0, &[4])), ("degraded".into(), vec![DOWN]));
+    assert_eq!(rig.acquire(session, &[4]).1, [Acquired::Miss(MissReason::TierDown)]);
+    rig.store(session, &[50]);
+    assert_eq!((rig.in_flight(code::PUT), rig.status("/tiers/1/dropped")), (0, 1.into()));
+    for _ in 0..5 {
+        rig.advance(PROBE_EVERY_NS);
+    }
+    assert_eq!(rig.in_flight(code::EXISTS), 1, "one probe at a time");
+    rig.finish(code::EXISTS, Status::OK);
+    assert_eq!((rig.status("/tiers/1/state"), rig.present(session, &[4])), ("running".into(), vec![4]));
+    let states: Vec<_> =
+        rig.events.iter().filter(|(_, event)| matches!(event, Event::TierState { tier: 1, .. })).collect();
+    assert_eq!(states.len(), 2);
+    assert_eq!(rig.introduced.len(), 1, "it has not forgotten its namespaces");
+}
+
+#[test]
+fn a_completion_that_stands_for_nothing_makes_the_tier_failed() {
+    for second in [false, true] {
+        let (mut rig, session) = below();
+        rig.acquire(session, &[1, 2]);
+        rig.store(session, &[50]);
+        let puts = rig.in_flight(code::PUT);
+        let id = if second { rig.finish(code::GET, Status::OK).id } else { 1 << 50 };
+        rig.promoted();
+        rig.complete(NVME, Completion { id, ..Completion::default() });
+        assert_eq!(
+            (rig.status("/tiers/1/state"), rig.status("/tiers/1/unknown_completions")),
+            ("failed".into(), 1.into())
+        );
+        let waiting = if second { 1 } else { 2 };
+        assert_eq!(rig.promoted().len(), waiting);
+        let stuck = (waiting + puts) as u64 * BLOCK;
+        assert_eq!(rig.status("/tiers/0/quarantined_bytes"), stuck, "its buffers stay");
+        let late = rig.finish(code::GET, Status::OK).id;
+        rig.complete(NVME, Completion { id: late, ..Completion::default() });
+        assert_eq!(rig.status("/tiers/0/quarantined_bytes"), stuck, "its word counts for nothing");
+        rig.store(session, &[60, 61]);
+        rig.advance(100 * SECOND);
+        assert_eq!(rig.lookup(session, 0, &[3, 4]), [DOWN; 2]);
+        assert_eq!(rig.in_flight(code::EXISTS), 0, "nothing is sent any more");
+        let now = rig.time();
+        rig.engine.tier_state(NVME, TierState::Running, now);
+        assert_eq!(rig.status("/tiers/1/state"), "failed");
+    }
+}
+
+#[test]
+fn a_block_written_anew_while_its_tier_was_down_has_one_checksum() {
+    let (mut rig, session) = below();
+    let now = rig.time();
+    rig.engine.tier_state(NVME, TierState::Degraded, now);
+    assert_eq!(rig.lookup(session, 0, &[1]), [DOWN]);
+    let items = rig.chain(None, 0, &[1]);
+    let (lease, answers) = rig.reserve(session, &items);
+    assert!(matches!(answers[0], Reserved::Extent(_)));
+    let now = rig.time();
+    rig.engine.commit(session, lease, &[(0, 42)], now);
+    rig.engine.tier_state(NVME, TierState::Running, now);
+    rig.drain();
+    assert_eq!(rig.in_flight(code::DELETE), 1, "the other bytes of that key");
+    rig.settle_stores();
+    assert_eq!(rig.lookup(session, 0, &[1]), [Found::Hit { tier: 0, held: false }]);
+    assert!(matches!(rig.acquire(session, &[1]).1[0], Acquired::Ready { checksum: 42, .. }));
+}
+
+#[test]
+fn a_tier_that_never_ran_takes_nothing_and_hinders_nobody() {
+    let mut rig = Rig::new(settings(&[8, 8]));
+    let session = rig.session();
+    let now = rig.time();
+    rig.engine.tier_state(NVME, TierState::Failed, now);
+    for n in 0..20 {
+        rig.store(session, &[n]);
+    }
+    assert_eq!((rig.operations.len(), rig.status("/tiers/1/dropped")), (0, 20.into()));
+    assert!(rig.engine.is_idle());
+}
