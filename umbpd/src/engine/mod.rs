@@ -9,7 +9,8 @@
 //! requests come in slices of [`KEYS_PER_SLICE_MAX`] keys under one lease, and what expires, is reclaimed or is
 //! recovered goes in slices too.
 //!
-//! Modules in reading order: [`api`] (what goes in and out); `state` (the tables and the moves all else is made of);
+//! Modules in reading order: [`api`] (what goes in and out); `state`, `moves` (the tables, and the moves all else
+//! is made of);
 //! `index`, `tier`, `pool`, `slab` (entries, copies, extents, slots); `policy`, `prefix_lru` (what leaves first);
 //! `namespace`, `session`, `lease`; `store`, `load`, `hold` (the calls of clients); `evict`, `lower`, `complete`,
 //! `recover` (the traffic with tiers); `clear`, `tick`, `status`.
@@ -24,6 +25,7 @@ mod index;
 mod lease;
 mod load;
 mod lower;
+mod moves;
 mod namespace;
 mod policy;
 mod pool;

@@ -105,16 +105,6 @@ fn a_waiter_that_leaves_calls_off_what_was_not_submitted() {
 
 #[test]
 fn a_held_block_below_is_not_evicted_there() {
-    let mut rig = Rig::blocks(&[4, 4]);
-    let session = rig.session();
-    for n in 1..=4 {
-        rig.store(session, &[n]);
-        rig.settle_stores();
-    }
-    for n in 11..=14 {
-        rig.store(session, &[n]);
-    }
-    rig.operations.retain(|(_, operation)| operation.code == code::DELETE);
     let mut rig = Rig::blocks(&[2, 4]);
     let session = rig.session();
     for n in 1..=4 {

@@ -1,0 +1,217 @@
+//! The few moves that everything else is made of: generations, attach and detach, pin and unpin, touch.
+
+use umbp_protocol::message::{Extent, MissReason, RemovedReason};
+
+use super::api::TenantIndex;
+use super::pool::{Place, UNIT_BYTES};
+use super::slab::NONE;
+use super::state::{DRAM, Engine};
+use super::tier::{BlockCopy, CopyState, LEAVING, LISTED, QUEUED, UNPLACED};
+
+impl Engine {
+    pub(super) fn generation(&self, slot: u32) -> u64 {
+        self.words[slot]
+    }
+
+    pub(super) fn words_bytes(&self) -> usize {
+        self.words.memory_bytes()
+    }
+
+    /// From here on no earlier lease of this slot means anything.
+    pub(super) fn advance(&mut self, slot: u32) {
+        let tenant = self.tiers[DRAM].copies[slot].tenant;
+        self.words[slot] += 1;
+        self.generations.set(TenantIndex(tenant), slot, self.words[slot]);
+    }
+
+    pub(super) fn extent(&self, slot: u32) -> Extent {
+        let place = Place::unpacked(self.tiers[DRAM].copies[slot].place);
+        let (segment, offset) = self.pool.address(place);
+        Extent { segment: segment.0, slot, offset, generation: self.words[slot] }
+    }
+
+    /// A copy in the first tier on an extent that was just taken.
+    pub(super) fn dram_copy(&mut self, entry: u32, tenant: u16, place: Place, bytes: u64, state: CopyState) -> u32 {
+        let copy = BlockCopy::new(entry, tenant, place.packed(), bytes as u32, state);
+        let slot = self.tiers[DRAM].copies.insert(copy);
+        if slot == self.words.high() {
+            self.words.insert(0);
+        }
+        self.index[entry].copies[DRAM] = slot;
+        self.advance(slot);
+        slot
+    }
+
+    /// Parts a copy from its entry. The caller collects the entry once it is done with it.
+    pub(super) fn detach(&mut self, tier: usize, slot: u32) {
+        self.tiers[tier].unlist(slot);
+        let entry = self.tiers[tier].copies[slot].entry;
+        if entry == NONE {
+            return;
+        }
+        if tier == DRAM {
+            self.unqueue(slot);
+            self.set_leaving(slot, false);
+        }
+        if self.tiers[tier].copies[slot].state == CopyState::Resident {
+            self.tiers[tier].resident -= 1;
+            self.index.lost(entry);
+        }
+        self.tiers[tier].copies[slot].entry = NONE;
+        self.index[entry].copies[tier] = NONE;
+    }
+
+    /// Forgets background puts of a copy that have not been submitted.
+    pub(super) fn unqueue(&mut self, slot: u32) {
+        let copy = &mut self.tiers[DRAM].copies[slot];
+        let (flags, bytes) = (copy.flags, u64::from(copy.bytes));
+        copy.flags &= !(QUEUED << 1 | QUEUED << 2 | QUEUED << 3);
+        for tier in 1..self.tiers.len() {
+            if flags & QUEUED << tier != 0 {
+                let tier = &mut self.tiers[tier];
+                tier.queued_blocks -= 1;
+                tier.queued_bytes -= bytes;
+                tier.counters.dropped += 1;
+            }
+        }
+    }
+
+    /// Gives a copy's room back. It is detached and unpinned.
+    pub(super) fn free_dram(&mut self, slot: u32) {
+        self.advance(slot);
+        let copy = &mut self.tiers[DRAM].copies[slot];
+        let (bytes, tenant, place) = (u64::from(copy.bytes), copy.tenant, Place::unpacked(copy.place));
+        copy.state = CopyState::Free;
+        copy.flags = 0;
+        self.tiers[DRAM].used[usize::from(tenant)] -= bytes;
+        self.tiers[DRAM].copies.remove(slot);
+        if !self.pool.release(place, bytes / UNIT_BYTES) {
+            self.fault();
+        }
+    }
+
+    /// Forgets a copy of a lower tier that takes no room there any more.
+    pub(super) fn free_lower(&mut self, tier: usize, slot: u32) {
+        let entry = self.tiers[tier].copies[slot].entry;
+        self.detach(tier, slot);
+        let tier = &mut self.tiers[tier];
+        let copy = &mut tier.copies[slot];
+        let (bytes, tenant) = (u64::from(copy.bytes), usize::from(copy.tenant));
+        copy.state = CopyState::Free;
+        copy.flags = 0;
+        tier.used[tenant] -= bytes;
+        tier.copies.remove(slot);
+        if entry != NONE {
+            self.index.collect(entry);
+        }
+    }
+
+    /// The copy becomes readable.
+    pub(super) fn make_resident(&mut self, tier: usize, slot: u32) {
+        self.tiers[tier].copies[slot].state = CopyState::Resident;
+        self.tiers[tier].resident += 1;
+        self.index.gained(self.tiers[tier].copies[slot].entry);
+        self.list(tier, slot);
+    }
+
+    /// Puts an unpinned copy where it may be evicted, behind its nearest ancestor that may be evicted too.
+    pub(super) fn list(&mut self, tier: usize, slot: u32) {
+        let copy = &self.tiers[tier].copies[slot];
+        let evictable = matches!(copy.state, CopyState::Resident | CopyState::Doubted);
+        if copy.pins > 0 || copy.flags & (LISTED | UNPLACED) != 0 || !evictable {
+            return;
+        }
+        let mut at = copy.entry;
+        let above = loop {
+            let Some(parent) = self.index.above(at) else { break None };
+            let found = self.index[parent].copies[tier];
+            if found != NONE && self.tiers[tier].copies[found].is(LISTED) {
+                break Some(found);
+            }
+            at = parent;
+        };
+        let tier = &mut self.tiers[tier];
+        tier.copies[slot].flags |= LISTED;
+        let tenant = usize::from(tier.copies[slot].tenant);
+        tier.orders[tenant].insert(&mut tier.copies, slot, above);
+    }
+
+    pub(super) fn pin(&mut self, tier: usize, slot: u32) {
+        self.tiers[tier].unlist(slot);
+        self.tiers[tier].copies[slot].pins += 1;
+    }
+
+    /// Marks a copy of the first tier that leaves once its demotion is done, or takes the mark away: it is used.
+    pub(super) fn set_leaving(&mut self, slot: u32, leaving: bool) {
+        let copy = &mut self.tiers[DRAM].copies[slot];
+        if copy.is(LEAVING) == leaving {
+            return;
+        }
+        copy.flags ^= LEAVING;
+        let (bytes, tenant) = (u64::from(copy.bytes), usize::from(copy.tenant));
+        let sum = &mut self.tiers[DRAM].freeing[tenant];
+        *sum = if leaving { *sum + bytes } else { *sum - bytes };
+    }
+
+    /// One reason less to stay. A doomed copy leaves with its last pin, others may be evicted again.
+    pub(super) fn unpin(&mut self, tier: usize, slot: u32) {
+        let copy = &mut self.tiers[tier].copies[slot];
+        if copy.pins == 0 {
+            return self.fault();
+        }
+        copy.pins -= 1;
+        if copy.pins > 0 {
+            return;
+        }
+        match (copy.state, tier) {
+            (CopyState::Doomed, DRAM) => self.free_dram(slot),
+            (CopyState::Doomed, _) => self.delete_lower(tier, slot),
+            _ if copy.is(LEAVING) => self.drop_dram(slot, RemovedReason::Evicted),
+            _ => {
+                copy.flags &= !UNPLACED;
+                self.list(tier, slot);
+            }
+        }
+    }
+
+    /// A block and all its ancestors were used: each moves to the hot end, the deepest first. Give tails first: then
+    /// the first walk to the root covers the rest of its chain.
+    pub(super) fn touch(&mut self, entries: impl Iterator<Item = u32>) {
+        self.clock += 1;
+        let mut path = std::mem::take(&mut self.scratch);
+        for entry in entries {
+            let mut at = Some(entry);
+            while let Some(slot) = at.filter(|slot| self.index[*slot].stamp != self.clock) {
+                self.index[slot].stamp = self.clock;
+                path.push(u64::from(self.index[slot].depth) << 32 | u64::from(slot));
+                at = self.index.above(slot);
+            }
+        }
+        path.sort_unstable_by(|a, b| b.cmp(a));
+        for slot in path.iter().map(|packed| *packed as u32) {
+            for tier in 0..self.tiers.len() {
+                let copy = self.index[slot].copies[tier];
+                if copy != NONE && self.tiers[tier].copies[copy].is(LISTED) {
+                    self.tiers[tier].touch(copy);
+                }
+            }
+        }
+        self.work += path.len() as u64;
+        path.clear();
+        self.scratch = path;
+    }
+
+    /// The fastest tier that can serve the entry, or why none can.
+    pub(super) fn locate(&self, entry: u32) -> Result<usize, MissReason> {
+        let mut reason = MissReason::Absent;
+        for (at, slot) in self.index[entry].copies.iter().enumerate().filter(|(_, slot)| **slot != NONE) {
+            match self.tiers[at].copies[*slot].state {
+                CopyState::Resident if self.tiers[at].running() => return Ok(at),
+                CopyState::Resident => reason = MissReason::TierDown,
+                CopyState::Writing => reason = MissReason::Writing,
+                _ => {}
+            }
+        }
+        Err(reason)
+    }
+}
