@@ -94,6 +94,18 @@ impl Submitted {
         Self(0x100 + status.0)
     }
 
+    /// The results as the numbers that cross the boundary.
+    pub fn words_mut(results: &mut [Self]) -> &mut [u32] {
+        // SAFETY: a transparent newtype of `u32`; the borrow is the same, and every number is a value of it.
+        unsafe { std::slice::from_raw_parts_mut(results.as_mut_ptr().cast(), results.len()) }
+    }
+
+    /// The numbers that cross the boundary as results.
+    pub fn of_words_mut(words: &mut [u32]) -> &mut [Self] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
+    }
+
     /// The status of a refusal.
     pub fn rejection(self) -> Option<Status> {
         (self.0 >= 0x100).then(|| Status(self.0 - 0x100))
@@ -138,6 +150,9 @@ pub struct Operation {
     pub runs_count: u32,
     /// Bytes from one run to the next.
     pub runs_stride: u32,
+    /// A field of the next minor version, for the tests of growth.
+    #[cfg(feature = "__grown")]
+    pub grown: u64,
 }
 
 impl Default for Operation {
@@ -160,6 +175,8 @@ impl Default for Operation {
             runs: 0,
             runs_count: 0,
             runs_stride: 0,
+            #[cfg(feature = "__grown")]
+            grown: 0,
         }
     }
 }
@@ -176,6 +193,9 @@ pub struct Run {
     pub length: u64,
     /// Start inside the block's payload, in bytes.
     pub object_offset: u64,
+    /// A field of the next minor version, for the tests of growth.
+    #[cfg(feature = "__grown")]
+    pub grown: u64,
 }
 
 /// How one accepted operation ended.
@@ -198,6 +218,9 @@ pub struct Completion {
     pub errno: i32,
     /// Reserved, zero.
     pub reserved: u32,
+    /// A field of the next minor version, for the tests of growth.
+    #[cfg(feature = "__grown")]
+    pub grown: u64,
 }
 
 /// A block that a persistent backend holds from an earlier life.
@@ -220,6 +243,9 @@ pub struct RecoveredBlock {
     pub location: u64,
     /// Larger is more recent.
     pub recency: u64,
+    /// A field of the next minor version, for the tests of growth.
+    #[cfg(feature = "__grown")]
+    pub grown: u64,
 }
 
 impl Default for RecoveredBlock {
@@ -233,6 +259,8 @@ impl Default for RecoveredBlock {
             checksum: 0,
             location: 0,
             recency: 0,
+            #[cfg(feature = "__grown")]
+            grown: 0,
         }
     }
 }
