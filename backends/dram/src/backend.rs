@@ -10,7 +10,8 @@ use umbp_plugin_api::{
     Backend, Host, Info, OpenConfig, OpenError, Opened, Operation, OptionsError, Role, Segment, Status, Submitted,
 };
 
-use crate::limits::{Limits, in_words};
+use crate::holders::{UNMAP_WAIT_MS, wait_for_unmap};
+use crate::limits::{Limits, Roots, in_words};
 use crate::numa::Placement;
 use crate::options::{HugePages, Options};
 use crate::segment::{Mapping, PAGE_BYTES, Pages, Recipe, make};
@@ -183,7 +184,18 @@ impl Backend for Dram {
     }
 
     fn open(config: &OpenConfig, host: Host) -> Result<(Self, Opened), OpenError> {
-        Self::open_within(config, host, &Limits::read())
+        let first = Self::open_within(config, host.clone(), &Limits::read());
+        let Err(OpenError::TooLarge(_)) = first else { return first };
+        // The pool of an earlier daemon is charged until its clients let go of it.
+        let roots = Roots::default();
+        let shortage = || Limits::read_from(&roots).memory_shortage(config.capacity);
+        let held = wait_for_unmap(&roots.proc, Duration::from_millis(UNMAP_WAIT_MS), shortage);
+        Self::open_within(config, host, &Limits::read()).map_err(|error| match (error, held) {
+            (OpenError::TooLarge(message), Some(names)) => {
+                OpenError::TooLarge(format!("{message}; memory of an earlier pool is still mapped by {names}"))
+            }
+            (error, _) => error,
+        })
     }
 
     fn segment_create(&self, id: u64, length: u64) -> Result<Segment, OpenError> {

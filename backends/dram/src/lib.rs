@@ -4,10 +4,11 @@
 //! answered with "unsupported". It does not know blocks, keys or namespaces.
 //!
 //! Modules in reading order: [`options`] (the options' text, checked), [`limits`] (what the machine lets this process
-//! take: cgroup, free memory, file size), [`numa`] (where pages come from), [`segment`] (one memfd: created,
-//! pre-faulted, locked, sealed), [`backend`] (the backend that owns the segments).
+//! take: cgroup, free memory, file size), [`holders`] (who still maps a former pool), [`numa`] (where pages come
+//! from), [`segment`] (one memfd: created, pre-faulted, locked, sealed), [`backend`] (owns the segments).
 
 pub mod backend;
+pub mod holders;
 pub mod limits;
 pub mod numa;
 pub mod options;

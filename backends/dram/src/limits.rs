@@ -63,6 +63,11 @@ impl Limits {
         refuse_beyond(self.memory.iter(), what, needed)
     }
 
+    /// Bytes by which the tightest limit on memory falls short of `needed`.
+    pub fn memory_shortage(&self, needed: u64) -> u64 {
+        self.memory.iter().map(|limit| needed.saturating_sub(limit.free)).max().unwrap_or(0)
+    }
+
     /// Whether a file of `needed` bytes may be made; else a sentence with needed, free and the knob.
     pub fn check_file(&self, what: &str, needed: u64) -> Result<(), String> {
         refuse_beyond(self.file.iter(), what, needed)
