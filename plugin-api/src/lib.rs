@@ -34,6 +34,8 @@ pub mod checksum;
 pub mod extents;
 #[cfg(feature = "host")]
 pub mod host;
+#[cfg(feature = "kit")]
+pub mod kit;
 pub mod thread;
 pub mod types;
 
