@@ -1,7 +1,8 @@
 //! `umbp`: the command line of the store.
 //!
-//! Modules in reading order: [`status`].
+//! Modules in reading order: [`status`], [`plugin`].
 
+mod plugin;
 mod status;
 
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Looks at a running umbpd.
+/// Looks at a running umbpd, and checks plugins.
 #[derive(Debug, Parser)]
 #[command(name = "umbp", version)]
 struct Arguments {
@@ -24,6 +25,9 @@ struct Arguments {
 enum Command {
     /// Shows the tiers, their counters, and who is attached.
     Status(status::Arguments),
+    /// Looks at backend plugins.
+    #[command(subcommand)]
+    Plugin(plugin::Command),
 }
 
 fn main() -> ExitCode {
@@ -31,6 +35,7 @@ fn main() -> ExitCode {
     let socket = || arguments.socket.clone().unwrap_or_else(default_socket);
     let done = match &arguments.command {
         Command::Status(status) => status::run(status, &socket()).map(|()| true),
+        Command::Plugin(plugin) => Ok(plugin::run(plugin)),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

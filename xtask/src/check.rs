@@ -1,7 +1,7 @@
 //! `check`: everything but the tests. Each part runs even if an earlier one failed.
 
 use crate::shell::{self, Result};
-use crate::tidy;
+use crate::{test, tidy};
 
 /// Format, clippy, tidy, docs, deny.
 pub(crate) fn check() -> Result {
@@ -27,11 +27,26 @@ pub(crate) fn check() -> Result {
 }
 
 fn format() -> Result {
-    shell::run(shell::cargo().args(["fmt", "--all", "--check"]))
+    let own = shell::run(shell::cargo().args(["fmt", "--all", "--check"]));
+    outside_manifests().iter().fold(own, |before, manifest| {
+        before.and(shell::run(shell::cargo().args(["fmt", "--check", "--manifest-path", manifest])))
+    })
 }
 
 fn clippy() -> Result {
-    shell::run(shell::cargo().args(["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]))
+    const DENY: [&str; 5] = ["--all-targets", "--quiet", "--", "-D", "warnings"];
+    shell::run(shell::cargo().args(["clippy", "--workspace"]).args(DENY))?;
+    let target = shell::target()?;
+    outside_manifests().iter().try_for_each(|manifest| {
+        let own = target.join("outside/check").display().to_string();
+        shell::run(shell::cargo().args(["clippy", "--manifest-path", manifest, "--target-dir", &own]).args(DENY))
+    })
+}
+
+/// Crates outside the workspace, which its own commands pass over.
+fn outside_manifests() -> Vec<String> {
+    let paths = test::OUTSIDE.iter().map(|folder| format!("{folder}/Cargo.toml"));
+    paths.filter(|manifest| shell::root().join(manifest).exists()).collect()
 }
 
 fn docs() -> Result {

@@ -8,8 +8,8 @@ use std::time::Instant;
 use crate::artifacts::{self, Artifacts};
 use crate::shell::{self, Result};
 
-/// Plugins built outside the workspace, as third parties would. Their lock file is their own.
-const OUTSIDE: [&str; 1] = ["examples/backend-filesystem"];
+/// Plugins built outside the workspace, as third parties would. Their lock files are their own.
+pub(crate) const OUTSIDE: [&str; 1] = ["examples/backend-filesystem"];
 /// Tests of one run that pass, fail, or are left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tally {
@@ -62,26 +62,12 @@ fn folder_of_programs(made: &Artifacts) -> Result<PathBuf> {
 fn build_outside(target: &std::path::Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for folder in OUTSIDE {
-        for manifest in manifests(&shell::root().join(folder)) {
-            let own = target.join("outside").join(folder.replace('/', "-"));
-            let (manifest, own) = (manifest.display().to_string(), own.display().to_string());
-            let arguments = ["--release", "--workspace", "--manifest-path", &manifest, "--target-dir", &own];
-            files.extend(artifacts::build(&arguments)?.shared_objects);
-        }
+        let manifest = shell::root().join(folder).join("Cargo.toml").display().to_string();
+        let own = target.join("outside").join(folder.replace('/', "-")).display().to_string();
+        let arguments = ["--release", "--manifest-path", &manifest, "--target-dir", &own];
+        files.extend(artifacts::build(&arguments)?.shared_objects);
     }
     Ok(files)
-}
-
-/// The manifest of a folder, or those of its subfolders.
-fn manifests(folder: &std::path::Path) -> Vec<PathBuf> {
-    let own = folder.join("Cargo.toml");
-    if own.exists() {
-        return vec![own];
-    }
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut found: Vec<_> = entries.map(|e| e.path().join("Cargo.toml")).filter(|m| m.exists()).collect();
-    found.sort();
-    found
 }
 
 /// cargo-nextest where it is installed (a process for each test, and a hung one is ended), else cargo test.
