@@ -160,6 +160,10 @@ impl Engine {
             self.counters.leases_expired += 1;
             return self.quarantine_items(id, harmless).max(1);
         }
+        if kind == LeaseKind::Write && !harmless {
+            // Its session ended before its deadline did: quarantined already, and to stay so.
+            return 1;
+        }
         let from = lease.swept;
         let to = lease.items.len().min(from + budget.max(1));
         lease.swept = to;

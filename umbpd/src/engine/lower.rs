@@ -49,10 +49,13 @@ impl Engine {
         (self.tiers[tier].settings.slots / 2).max(1)
     }
 
-    /// Queues the background copy of a resident block into a tier. False if it needs none or can have none now; the
-    /// latter is counted.
+    /// Queues the background copy of a resident block into a tier, once. False if it needs none or can have none
+    /// now; the latter is counted.
     pub(super) fn queue_put(&mut self, tier: usize, dram: u32) -> bool {
         let copy = &self.tiers[DRAM].copies[dram];
+        if copy.is(QUEUED << tier) {
+            return true;
+        }
         let (entry, bytes) = (copy.entry, u64::from(copy.bytes));
         let length = u64::from(self.index[entry].length);
         let lower = self.index[entry].copies[tier];

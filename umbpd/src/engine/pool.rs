@@ -211,6 +211,11 @@ impl Pool {
         done
     }
 
+    /// Free bytes of all segments that may hold blocks.
+    pub(super) fn free_bytes(&self) -> u64 {
+        (self.unowned.free_units + self.owned.iter().map(|room| room.free_units).sum::<u64>()) * UNIT_BYTES
+    }
+
     /// Bytes of all segments that may hold blocks.
     pub(super) fn total_bytes(&self) -> u64 {
         let active = self.segments.iter().flatten().filter(|segment| segment.withdrawn_from.is_none());

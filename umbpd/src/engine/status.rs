@@ -63,6 +63,7 @@ impl Engine {
             "state": tier.state.name(),
             "capacity_bytes": capacity,
             "used_bytes": tier.used_bytes(),
+            "free_bytes": if at == DRAM { self.pool.free_bytes() } else { capacity.saturating_sub(tier.used_bytes()) },
             "resident_blocks": tier.resident,
             "quarantined_bytes": if at == DRAM { self.quarantined_bytes() } else { 0 },
             "evictable_blocks": tier.orders.iter().map(|order| order.len()).sum::<u64>(),

@@ -193,6 +193,8 @@ fn a_closed_socket_of_a_living_process_keeps_its_writes_in_quarantine() {
     assert_eq!(rig.status("/sessions/0/open"), false);
     let other = rig.session_of(0, 200);
     assert_eq!(rig.lookup(other, 0, &[4, 5]), [ABSENT; 2]);
+    rig.advance(2 * LEASE_NS);
+    assert_eq!(quarantined(&rig), 2 * BLOCK, "the end of its lease changes nothing");
     let now = rig.time();
     rig.engine.process_gone(session, now);
     rig.run_ticks();

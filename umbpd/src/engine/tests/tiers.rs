@@ -211,6 +211,26 @@ fn on_evict_a_block_leaves_only_when_its_copy_below_is_made() {
 }
 
 #[test]
+fn a_block_that_is_used_while_its_demotion_waits_is_queued_once() {
+    let mut late = settings(&[8, 64]);
+    (late.write, late.headroom[0], late.tiers[1].slots) = (WritePolicy::OnEvict, 2 * BLOCK, 2);
+    let mut rig = Rig::new(late);
+    let session = rig.session();
+    rig.store(session, &[1, 2, 3, 4, 5, 6]);
+    rig.store(session, &[11, 12]);
+    assert_eq!((rig.in_flight(code::PUT), rig.status("/tiers/1/queued_blocks")), (1, 1.into()));
+    let (lease, _) = rig.acquire(session, &[5, 6]);
+    rig.release(session, lease, &[]);
+    rig.run_ticks();
+    rig.store(session, &[21, 22]);
+    rig.settle_stores();
+    rig.run_ticks();
+    rig.settle_stores();
+    assert_eq!(rig.status("/tiers/1/queued_blocks"), 0);
+    assert!(rig.engine.is_idle());
+}
+
+#[test]
 fn recovered_blocks_hit_and_leave_in_the_order_of_their_last_use() {
     let mut rig = Rig::blocks(&[8, 8]);
     let session = rig.session();

@@ -1,0 +1,43 @@
+//! The tier engine against a world that misbehaves: clients that write late, die, release twice and never load;
+//! a backend that is slow, fails, and answers after its deadline. The world has real bytes, and after each step a
+//! few laws must hold. See `world` for them.
+
+#[path = "engine_model/check.rs"]
+mod check;
+#[path = "engine_model/world.rs"]
+mod world;
+
+use proptest::prelude::*;
+use umbpd::engine::api::WritePolicy;
+use world::{Plan, Step, World};
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    prop::collection::vec(any::<(u8, u8, u8, u8)>(), 1..250)
+}
+
+fn plan() -> impl Strategy<Value = Plan> {
+    (4_u64..24, 6_u64..40, 0_u64..4, 0_u64..3, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
+        |(dram, nvme, promotion, headroom, on_evict, two_tenants, may_fail)| Plan {
+            dram: dram + promotion,
+            nvme,
+            promotion,
+            headroom,
+            write: if on_evict { WritePolicy::OnEvict } else { WritePolicy::Through },
+            tenants: if two_tenants { 2 } else { 1 },
+            may_fail,
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_sequence_of_calls_breaks_a_law(plan in plan(), steps in steps()) {
+        let mut world = World::new(&plan);
+        for step in steps {
+            world.step(step);
+        }
+        world.end();
+    }
+}
