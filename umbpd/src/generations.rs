@@ -1,0 +1,122 @@
+//! The generation tables: one shared read-only memfd per tenant, a word for each extent.
+//!
+//! A client reads an extent's word after it copied from the extent; a word that differs from the leased generation
+//! means that the extent was reused meanwhile. The daemon maps a table for writing first and seals it afterwards, so
+//! that nobody else can ever write or resize it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::engine::api::{Generations, TenantIndex};
+
+/// The smallest extent, in bytes: one word of a table for each.
+const EXTENT_BYTES: u64 = 4096;
+/// Most words of one table (512 MiB of address space, sparse): beyond 256 GiB of first tier, blocks average more than
+/// the smallest extent anyway. A slot past the end is never handed out, see [`Tables::words`].
+const WORDS_MAX: u64 = 1 << 26;
+
+/// Words that a first tier of `capacity` bytes needs.
+pub fn words_for(capacity: u64) -> u64 {
+    (capacity / EXTENT_BYTES).clamp(1, WORDS_MAX).next_multiple_of(512)
+}
+
+/// One tenant's table.
+struct Table {
+    fd: OwnedFd,
+    words: *mut AtomicU64,
+    count: u64,
+}
+
+// SAFETY: the mapping belongs to this value alone and is only accessed through atomics.
+unsafe impl Send for Table {}
+
+impl Table {
+    fn new(name: &str, count: u64) -> rustix::io::Result<Self> {
+        let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+        let bytes = count * 8;
+        ftruncate(&fd, bytes)?;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let words = unsafe {
+            mmap(std::ptr::null_mut(), bytes as usize, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)?
+        };
+        let table = Self { fd, words: words.cast(), count };
+        fcntl_add_seals(
+            &table.fd,
+            SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL,
+        )?;
+        Ok(table)
+    }
+
+    fn set(&self, slot: u32, generation: u64) {
+        if u64::from(slot) >= self.count {
+            tracing::error!("generation slot {slot} is outside the table of {} words", self.count);
+            return;
+        }
+        // SAFETY: the slot lies inside the mapping, which lives as long as self; the seals keep the file's size.
+        let word = unsafe { &*self.words.add(slot as usize) };
+        word.store(generation, Ordering::Release);
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `new`; no reference to it outlives self.
+        let _ = unsafe { munmap(self.words.cast(), (self.count * 8) as usize) };
+    }
+}
+
+/// All tables, one for each tenant of the config.
+pub struct Tables(Vec<Table>);
+
+impl Tables {
+    /// Tables of `words` each.
+    pub fn new(tenants: usize, words: u64) -> rustix::io::Result<Self> {
+        (0..tenants).map(|tenant| Table::new(&format!("umbp-generations-{tenant}"), words)).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// The fd to send to sessions of this tenant.
+    pub fn fd(&self, tenant: TenantIndex) -> Option<BorrowedFd<'_>> {
+        self.0.get(usize::from(tenant.0)).map(|table| table.fd.as_fd())
+    }
+
+    /// Words of each table; the engine numbers its slots below this.
+    pub fn words(&self) -> u64 {
+        self.0.first().map_or(0, |table| table.count)
+    }
+}
+
+impl Generations for Tables {
+    fn set(&mut self, tenant: TenantIndex, slot: u32, generation: u64) {
+        if let Some(table) = self.0.get(usize::from(tenant.0)) {
+            table.set(slot, generation);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::io::Errno;
+
+    #[test]
+    fn a_client_sees_each_word_and_can_change_neither_word_nor_size() {
+        let mut tables = Tables::new(2, words_for(1 << 20)).expect("tables");
+        assert_eq!(tables.words(), 512);
+        tables.set(TenantIndex(1), 511, 7);
+        tables.set(TenantIndex(1), 512, 9);
+        let fd = tables.fd(TenantIndex(1)).expect("tenant").try_clone_to_owned().expect("dup");
+        let mut word = [0u8; 8];
+        assert_eq!(rustix::io::pread(&fd, &mut word, 511 * 8).expect("read"), 8);
+        assert_eq!(u64::from_le_bytes(word), 7);
+        assert_eq!(rustix::io::pwrite(&fd, &word, 0), Err(Errno::PERM));
+        assert!(ftruncate(&fd, 0).is_err() && ftruncate(&fd, 1 << 20).is_err());
+        // SAFETY: a new mapping at an address of the kernel's choice; it is refused.
+        let map = unsafe { mmap(std::ptr::null_mut(), 4096, ProtFlags::WRITE, MapFlags::SHARED, &fd, 0) };
+        assert_eq!(map.err(), Some(Errno::PERM));
+        assert_eq!(rustix::fs::fstat(&fd).expect("stat").st_mode & 0o777, 0o600);
+    }
+}

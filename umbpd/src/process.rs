@@ -1,0 +1,55 @@
+//! What the daemon sets up for its own process, once, before anything else.
+
+use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::engine::api::Time;
+
+/// Open files that a full deployment needs: segments (4,096), sessions with a socket and a pidfd each, and some.
+const OPEN_FILES_WANTED: u64 = 16 * 1024;
+
+/// CLOCK_MONOTONIC, as the engine counts time.
+pub fn now() -> Time {
+    let time = clock_gettime(ClockId::Monotonic);
+    Time((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64))
+}
+
+/// Raises the limit on open files, ignores SIGXFSZ (a file-size limit then answers EFBIG instead of killing the
+/// process), and keeps other processes of this user from reading the daemon's memory. Each step that fails is worth
+/// a warning, not a refusal: the daemon runs with less.
+pub fn prepare() {
+    raise_open_files();
+    if let Err(errno) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!("cannot set PR_SET_DUMPABLE to 0: {errno}");
+    }
+    // SAFETY: installs "ignore" for one signal; no handler of ours runs.
+    if unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) } == libc::SIG_ERR {
+        tracing::warn!("cannot ignore SIGXFSZ: {}", std::io::Error::last_os_error());
+    }
+}
+
+fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.unwrap_or(u64::MAX).min(OPEN_FILES_WANTED);
+    if limit.current.is_none_or(|current| current >= wanted) {
+        return;
+    }
+    if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum }) {
+        tracing::warn!("cannot raise RLIMIT_NOFILE to {wanted}: {errno}");
+    }
+}
+
+/// The tier's threads and the session loop log to standard error. `UMBP_LOG` is a level: error, warn (default), info,
+/// debug or trace.
+pub fn init_log() {
+    let level = std::env::var("UMBP_LOG").ok().and_then(|text| text.parse().ok()).unwrap_or(tracing::Level::WARN);
+    // A second initialisation (tests in one process) keeps the first.
+    let _ = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false).try_init();
+}
+
+/// A number for this life of the daemon, never 0.
+pub fn boot_id() -> std::io::Result<u64> {
+    let mut bytes = [0u8; 8];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    Ok(u64::from_le_bytes(bytes) | 1)
+}
