@@ -178,6 +178,28 @@ impl Shared {
     }
 }
 
+/// What a tier's thread, its plugin and the engine's thread share.
+#[derive(Clone)]
+pub struct TierLink {
+    /// To the thread.
+    pub queue: Arc<queue::Queue<Command>>,
+    /// Back from it; one for all tiers.
+    pub inbox: Arc<inbox::Inbox>,
+    /// What the plugin may call.
+    pub services: Arc<services::Services>,
+    /// What anybody may see.
+    pub shared: Arc<Shared>,
+}
+
+impl TierLink {
+    /// For a tier that is granted `slots` operations in flight.
+    pub fn new(tier: crate::engine::api::TierIndex, name: &str, slots: u32, inbox: Arc<inbox::Inbox>) -> Self {
+        let queue = Arc::new(queue::Queue::default());
+        let services = Arc::new(services::Services::new(tier, name, slots, inbox.clone(), queue.clone()));
+        Self { queue, inbox, services, shared: Arc::new(Shared::new(name)) }
+    }
+}
+
 /// What a tier's thread found when it brought its plugin up.
 #[derive(Debug)]
 pub struct Ready {

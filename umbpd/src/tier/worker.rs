@@ -11,7 +11,7 @@ use umbp_plugin_api::{Completion, Operation, Status, Submitted};
 use super::inbox::{Inbox, Message};
 use super::queue::{Next, Queue};
 use super::services::Services;
-use super::{Command, SegmentInfo, Shared};
+use super::{Command, SegmentInfo, Shared, TierLink};
 use crate::engine::api::TierIndex;
 
 /// Operations that a plugin had no room for are offered again after a completion, or after this long.
@@ -40,14 +40,8 @@ pub struct Worker {
 
 impl Worker {
     /// Takes over an open plugin.
-    pub fn new(
-        tier: TierIndex,
-        backend: HostedBackend,
-        queue: Arc<Queue<Command>>,
-        inbox: Arc<Inbox>,
-        services: Arc<Services>,
-        shared: Arc<Shared>,
-    ) -> Self {
+    pub fn new(tier: TierIndex, backend: HostedBackend, link: TierLink) -> Self {
+        let TierLink { queue, inbox, services, shared } = link;
         Self { tier, backend, queue, inbox, services, shared, waiting: VecDeque::new(), busy: false, failed: false }
     }
 
@@ -63,6 +57,7 @@ impl Worker {
                 Next::TimedOut => self.refresh_stats(),
             }
             self.offer();
+            self.look_for_panic();
         }
     }
 
@@ -76,20 +71,22 @@ impl Worker {
             Command::Cancel(ids) => self.cancel(&ids),
             Command::NamespacePut { id, digest, descriptor } => {
                 let status = self.call("namespace_put", |b| b.namespace_put(id, &digest, &descriptor));
-                if status != Status::OK {
+                if !matches!(status, Status::OK | Status::PANICKED) {
                     self.fail(format!("namespace_put of namespace {id} answered: {}", status.name()));
                 }
             }
             Command::RegionRegister { id, address, length } => {
                 // SAFETY: the segment stays mapped until RegionUnregister was answered with RegionGone.
                 let status = self.call("region_register", |b| unsafe { b.region_register(id, address.0, length, "") });
-                if status != Status::OK {
+                if !matches!(status, Status::OK | Status::PANICKED) {
                     self.fail(format!("region_register of segment {id} ({length} bytes) answered: {}", status.name()));
                 }
             }
             Command::RegionUnregister(id) => {
-                self.call("region_unregister", |b| b.region_unregister(id));
-                self.inbox.push(self.tier, Message::RegionGone(id));
+                // Anything but OK: the backend may still use it, so nobody is told that it is free.
+                if self.call("region_unregister", |b| b.region_unregister(id)) == Status::OK {
+                    self.inbox.push(self.tier, Message::RegionGone(id));
+                }
             }
             Command::SegmentRecreate { old, new, length } => self.recreate(old, new, length),
             Command::RecoverStart => match self.call("recover_namespaces", |b| b.recover_namespaces()) {
@@ -113,6 +110,13 @@ impl Worker {
         answer
     }
 
+    /// A panic in any call, or in a host service, ends the tier (P9).
+    fn look_for_panic(&mut self) {
+        if let Some(text) = self.backend.failure().filter(|_| !self.failed) {
+            self.fail(format!("the backend panicked: {text}"));
+        }
+    }
+
     /// Hands waiting operations to the plugin, in order, until it is busy or has them all.
     fn offer(&mut self) {
         while !self.busy && !self.failed && !self.waiting.is_empty() {
@@ -134,7 +138,7 @@ impl Worker {
             let rejection = result.rejection();
             if rejection == Some(Status::PANICKED) {
                 // The plugin may have taken it: its buffer stays quarantined, so no completion is made up.
-                self.fail("submit panicked".to_owned());
+                self.look_for_panic();
                 continue;
             }
             if !self.services.unexpect(operation.id) {
@@ -174,7 +178,9 @@ impl Worker {
     }
 
     fn recreate(&mut self, old: u64, new: u64, length: u64) {
-        self.call("segment_destroy", |b| b.segment_destroy(old));
+        if self.call("segment_destroy", |b| b.segment_destroy(old)) != Status::OK {
+            return;
+        }
         match self.call("segment_create", |b| b.segment_create(new, length)) {
             Ok(segment) => self.inbox.push(self.tier, Message::SegmentCreated(SegmentInfo::new(new, segment))),
             Err(error) => tracing::warn!("tier {}: segment {old} cannot be made anew: {error}", self.shared.name),
@@ -190,18 +196,17 @@ impl Worker {
         }
     }
 
-    fn recovery_failed(&mut self, status: Status) {
-        if status == Status::PANICKED {
-            self.fail("recover panicked".to_owned());
-        } else {
+    fn recovery_failed(&self, status: Status) {
+        if status != Status::PANICKED {
             self.inbox.push(self.tier, Message::RecoveryFailed(status.name().to_owned()));
         }
     }
 
     fn refresh_stats(&self) {
         if !self.failed {
-            let stats = self.call("stats", |b| b.stats());
-            self.shared.set_stats(stats, self.services.in_flight(), self.waiting.len());
+            if let Ok(stats) = self.call("stats", |b| b.stats()) {
+                self.shared.set_stats(stats, self.services.in_flight(), self.waiting.len());
+            }
         }
     }
 
@@ -216,7 +221,9 @@ impl Worker {
     fn shutdown(self, deadline: Duration) {
         if !self.failed {
             self.call("shutdown", |b| b.shutdown(deadline));
+        } else {
+            // A panicked backend may still have threads that touch the segments: it is left as it is, not dropped.
+            std::mem::forget(self.backend);
         }
-        self.shared.set_ended();
     }
 }

@@ -1,0 +1,185 @@
+//! A tier's plugin from its file to an open backend, on the tier's own thread: any step may block or hang.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use umbp_config::{Config, Tier};
+use umbp_plugin_api::backend::{OpenError, Role};
+use umbp_plugin_api::host::{CheckError, HostOpenError, HostedBackend, LoadError, Plugin, PluginInfo};
+use umbp_plugin_api::{OpenConfig, Opened};
+
+use super::{Failure, chain, find, holders};
+use crate::engine::UNIT_BYTES;
+use crate::engine::api::TierIndex;
+use crate::tier::services::Services;
+use crate::tier::worker::Worker;
+use crate::tier::{Ready, SegmentInfo, TierLink, segments};
+
+/// Memory of a daemon that has just ended comes back within this time, or its holders are named.
+const MEMORY_WAIT_MS: u64 = 5_000;
+/// How often it is tried meanwhile.
+const MEMORY_RETRY_MS: u64 = 100;
+
+/// What is said on the way.
+#[derive(Debug)]
+pub enum Step {
+    /// The shared object is loaded.
+    Loaded(PluginInfo),
+    /// The plugin is open, and serves as soon as it is told so.
+    Ready(Ready),
+    /// It does not serve.
+    Failed(Failure),
+}
+
+/// What a tier's thread needs to know.
+pub struct Order {
+    /// Index of the tier.
+    pub index: TierIndex,
+    /// The deployment.
+    pub config: Arc<Config>,
+    /// Folders of plugins.
+    pub folders: Vec<PathBuf>,
+    /// The thread's queue, inbox and the like.
+    pub link: TierLink,
+}
+
+impl Order {
+    fn tier(&self) -> &Tier {
+        &self.config.tiers[usize::from(self.index.0)]
+    }
+}
+
+/// The whole life of a tier's thread. If nobody takes its steps any more, it shuts its plugin down and ends.
+pub fn run(order: Order, steps: &Sender<(TierIndex, Step)>) {
+    let ended = order.link.shared.clone();
+    let say = |step| steps.send((order.index, step)).is_ok();
+    match open(&order, &say) {
+        Err(failure) => {
+            say(Step::Failed(failure));
+        }
+        Ok((backend, ready)) => {
+            if say(Step::Ready(ready)) {
+                Worker::new(order.index, backend, order.link).run();
+            } else {
+                backend.shutdown(Duration::from_millis(MEMORY_WAIT_MS));
+            }
+        }
+    }
+    ended.set_ended();
+}
+
+fn open(order: &Order, say: &dyn Fn(Step) -> bool) -> Result<(HostedBackend, Ready), Failure> {
+    let tier = order.tier();
+    let path = find::file_of(&tier.backend, &order.folders)?;
+    order.link.shared.enter("load");
+    let plugin = Plugin::load(&path).map_err(|error| load_failure(&error))?;
+    check_role(&order.config, order.index, plugin.info())?;
+    say(Step::Loaded(plugin.info().clone()));
+    order.link.shared.enter("check_options");
+    plugin.check_options(&tier.options.text).map_err(|error| options_failure(&order.config, tier, error))?;
+    let settings = OpenConfig {
+        tier: tier.name.clone(),
+        capacity: *tier.capacity,
+        options: tier.options.text.clone(),
+        slots: tier.slots(),
+    };
+    order.link.shared.enter("open");
+    let services = order.link.services.clone();
+    let (backend, opened) =
+        patiently(&services, || plugin.open(&settings, services.clone())).map_err(|error| refused(order, error))?;
+    check_alignment(&opened)?;
+    let segments = if order.index.0 == 0 { make_segments(order, &backend)? } else { Vec::new() };
+    order.link.shared.leave();
+    Ok((backend, Ready { opened, segments }))
+}
+
+/// Every segment of the first tier, pre-faulted.
+fn make_segments(order: &Order, backend: &HostedBackend) -> Result<Vec<SegmentInfo>, Failure> {
+    let lengths = segments::plan(*order.tier().capacity).map_err(|error| Failure::Refuse(error.to_string()))?;
+    order.link.shared.enter("segment_create");
+    let make = |(id, length): (u64, u64)| {
+        let segment = patiently(&order.link.services, || backend.segment_create(id, length));
+        segment.map(|segment| SegmentInfo::new(id, segment)).map_err(|error| refused(order, error))
+    };
+    (0..).zip(lengths).map(make).collect()
+}
+
+/// Tries again for a bounded time while the size asked for cannot be had: memory of a daemon that has just ended may
+/// still be charged to its clients.
+fn patiently<T>(
+    services: &Arc<Services>,
+    mut call: impl FnMut() -> Result<T, HostOpenError>,
+) -> Result<T, HostOpenError> {
+    let until = Instant::now() + Duration::from_millis(MEMORY_WAIT_MS);
+    loop {
+        match call() {
+            Err(HostOpenError::Open(OpenError::TooLarge(message))) => {
+                let holders = holders::holders();
+                if holders.is_empty() || Instant::now() >= until {
+                    let message = format!("{message}{}", holders::describe(&holders));
+                    return Err(HostOpenError::Open(OpenError::TooLarge(message)));
+                }
+                services.add("memory_waits", 1);
+                std::thread::sleep(Duration::from_millis(MEMORY_RETRY_MS));
+            }
+            other => return other,
+        }
+    }
+}
+
+/// A first tier must be mappable, and a tier must store.
+pub(super) fn check_role(config: &Config, index: TierIndex, info: &PluginInfo) -> Result<(), Failure> {
+    let at = usize::from(index.0);
+    let tier = &config.tiers[at];
+    if info.role != Role::Storage {
+        let key = format!("tier.{}.backend", *tier.name);
+        let value = format!("\"{}\"", *tier.backend);
+        let problem = "this backend is a mover, not a storage tier";
+        return Err(Failure::Config(config.error_at(&key, &value, &tier.backend.place, problem, "declare it under [[mover]]")));
+    }
+    if at == 0 {
+        config.check_first_tier(&|_| Some(info.mappable)).map_err(Failure::Config)?;
+    }
+    Ok(())
+}
+
+/// Extents of the first tier are whole units, so a tier cannot ask for a coarser alignment of its buffers.
+fn check_alignment(opened: &Opened) -> Result<(), Failure> {
+    if opened.alignment <= UNIT_BYTES {
+        return Ok(());
+    }
+    Err(Failure::Environment(format!(
+        "the backend needs buffers aligned to {} bytes, extents are aligned to {UNIT_BYTES}; \
+         use a device with a smaller block size, or turn direct I/O off in the tier's options",
+        opened.alignment
+    )))
+}
+
+pub(super) fn load_failure(error: &LoadError) -> Failure {
+    if let LoadError::Layout { detail, .. } = error {
+        tracing::debug!("{detail}");
+    }
+    Failure::Environment(chain(error))
+}
+
+pub(super) fn options_failure(config: &Config, tier: &Tier, error: CheckError) -> Failure {
+    match error {
+        CheckError::Options(error) => {
+            let owner = format!("tier.{}", *tier.name);
+            Failure::Config(config.options_error(&owner, &tier.options, &error.message, error.span))
+        }
+        CheckError::Panicked(text) => Failure::Environment(format!("backend panicked in check_options: {text}")),
+    }
+}
+
+fn refused(order: &Order, error: HostOpenError) -> Failure {
+    match error {
+        HostOpenError::Open(OpenError::Options(error)) => {
+            options_failure(&order.config, order.tier(), CheckError::Options(error))
+        }
+        HostOpenError::Open(OpenError::Locked(text) | OpenError::TooLarge(text)) => Failure::Refuse(text),
+        other => Failure::Environment(chain(&other)),
+    }
+}
