@@ -4,7 +4,7 @@
 //! means that the extent was reused meanwhile. The daemon maps a table for writing first and seals it afterwards, so
 //! that nobody else can ever write or resize it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, ftruncate, memfd_create};
@@ -12,15 +12,15 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::engine::api::{Generations, TenantIndex};
 
-/// The smallest extent, in bytes: one word of a table for each.
-const EXTENT_BYTES: u64 = 4096;
-/// Most words of one table (512 MiB of address space, sparse): beyond 256 GiB of first tier, blocks average more than
-/// the smallest extent anyway. A slot past the end is never handed out, see [`Tables::words`].
-const WORDS_MAX: u64 = 1 << 26;
+/// Words of one page: tables are whole pages.
+const PAGE_WORDS: u64 = 512;
+/// Most words of one table: 4 TiB of first tier in extents of 4 KiB. Tables are sparse, so unused words cost nothing.
+const WORDS_MAX: u64 = 1 << 30;
 
-/// Words that a first tier of `capacity` bytes needs.
-pub fn words_for(capacity: u64) -> u64 {
-    (capacity / EXTENT_BYTES).clamp(1, WORDS_MAX).next_multiple_of(512)
+/// Words of a table in which at least `needed` fit. A slot beyond the end is never handed out, since the first tier
+/// has a bounded number of segments.
+pub fn words_for(needed: u64) -> u64 {
+    needed.clamp(1, WORDS_MAX).next_multiple_of(PAGE_WORDS)
 }
 
 /// One tenant's table.
@@ -36,9 +36,9 @@ unsafe impl Send for Table {}
 impl Table {
     fn new(name: &str, count: u64) -> rustix::io::Result<Self> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+        fchmod(fd, Mode::RUSR | Mode::WUSR)?;
         let bytes = count * 8;
-        ftruncate(&fd, bytes)?;
+        ftruncate(fd, bytes)?;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let words = unsafe {
             mmap(std::ptr::null_mut(), bytes as usize, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)?
@@ -78,9 +78,9 @@ impl Tables {
         (0..tenants).map(|tenant| Table::new(&format!("umbp-generations-{tenant}"), words)).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The fd to send to sessions of this tenant.
-    pub fn fd(&self, tenant: TenantIndex) -> Option<BorrowedFd<'_>> {
-        self.0.get(usize::from(tenant.0)).map(|table| table.fd.as_fd())
+    /// The fds to send to sessions, by tenant.
+    pub fn fds(&self) -> std::io::Result<Vec<OwnedFd>> {
+        self.0.iter().map(|table| table.fd.try_clone()).collect()
     }
 
     /// Words of each table; the engine numbers its slots below this.
@@ -104,19 +104,19 @@ mod tests {
 
     #[test]
     fn a_client_sees_each_word_and_can_change_neither_word_nor_size() {
-        let mut tables = Tables::new(2, words_for(1 << 20)).expect("tables");
+        let mut tables = Tables::new(2, words_for(256)).expect("tables");
         assert_eq!(tables.words(), 512);
         tables.set(TenantIndex(1), 511, 7);
         tables.set(TenantIndex(1), 512, 9);
-        let fd = tables.fd(TenantIndex(1)).expect("tenant").try_clone_to_owned().expect("dup");
+        let fd = &tables.fds().expect("dup")[1];
         let mut word = [0u8; 8];
-        assert_eq!(rustix::io::pread(&fd, &mut word, 511 * 8).expect("read"), 8);
+        assert_eq!(rustix::io::pread(fd, &mut word, 511 * 8).expect("read"), 8);
         assert_eq!(u64::from_le_bytes(word), 7);
-        assert_eq!(rustix::io::pwrite(&fd, &word, 0), Err(Errno::PERM));
-        assert!(ftruncate(&fd, 0).is_err() && ftruncate(&fd, 1 << 20).is_err());
+        assert_eq!(rustix::io::pwrite(fd, &word, 0), Err(Errno::PERM));
+        assert!(ftruncate(fd, 0).is_err() && ftruncate(fd, 1 << 20).is_err());
         // SAFETY: a new mapping at an address of the kernel's choice; it is refused.
-        let map = unsafe { mmap(std::ptr::null_mut(), 4096, ProtFlags::WRITE, MapFlags::SHARED, &fd, 0) };
+        let map = unsafe { mmap(std::ptr::null_mut(), 4096, ProtFlags::WRITE, MapFlags::SHARED, fd, 0) };
         assert_eq!(map.err(), Some(Errno::PERM));
-        assert_eq!(rustix::fs::fstat(&fd).expect("stat").st_mode & 0o777, 0o600);
+        assert_eq!(rustix::fs::fstat(fd).expect("stat").st_mode & 0o777, 0o600);
     }
 }

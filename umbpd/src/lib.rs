@@ -1,6 +1,24 @@
-//! The daemon as a library: plugin loader, tier engine, sessions.
+//! The daemon as a library: plugin loader, tier engine, sessions, admin page.
 //!
-//! Modules in reading order: [`engine`] (which block is where, sans I/O), [`check`] (`umbpd check`).
+//! What it does not do: it moves no block bytes (backends and clients do), decides nothing in a plugin's place, and
+//! opens no plugin except through `umbp_plugin_api::host`.
+//!
+//! Modules in reading order: [`engine`] (which block is where, sans I/O); [`tier`] (the thread that owns a plugin);
+//! [`loader`] (from config to an open plugin); [`generations`] (the shared tables); [`core`] (the engine's thread:
+//! carries out what the engine wants done); [`session`] (one client each); [`admin`] (the page for operators);
+//! [`daemon`] (start, serve, drain, stop); [`check`] (`umbpd check`); [`process`], [`args`], [`command`] (the program around it).
 
+pub mod admin;
+pub mod args;
 pub mod check;
+pub mod command;
+pub mod core;
+pub mod daemon;
 pub mod engine;
+pub mod generations;
+pub mod loader;
+pub mod process;
+pub mod session;
+pub mod tier;
+
+pub use daemon::{Daemon, StartError};

@@ -1,2 +1,7 @@
 //! `umbpd`: the KV-cache store daemon.
-fn main() {}
+
+use clap::Parser as _;
+
+fn main() -> std::process::ExitCode {
+    umbpd::command::run(umbpd::args::Args::parse())
+}

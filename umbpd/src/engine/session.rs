@@ -84,6 +84,11 @@ impl Engine {
         self.session_close(id, true, now);
     }
 
+    /// The session has ended and its process can still write to what it leased: [`Engine::process_gone`] is awaited.
+    pub fn session_lingers(&self, id: SessionId) -> bool {
+        self.sessions.contains_key(&id)
+    }
+
     /// The session has unmapped a withdrawn segment.
     pub fn segment_unmapped(&mut self, id: SessionId, segment: SegmentId) {
         self.begin();

@@ -63,6 +63,16 @@ impl Engine {
         self.settle(now);
     }
 
+    /// [`Engine::drain`] was called.
+    pub fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    /// Leases that are open, read and write.
+    pub fn open_leases(&self) -> usize {
+        self.leases.values().filter(|lease| !lease.expired).count()
+    }
+
     /// Nothing is queued for, or in flight in, a tier that still answers.
     pub fn is_idle(&self) -> bool {
         self.tiers.iter().filter(|tier| tier.running()).all(|tier| {

@@ -1,14 +1,13 @@
-//! From a tier's lines in the config to an open plugin, and what `umbpd check` asks plugins without opening them.
+//! From a tier's lines in the config to an open plugin.
 //!
 //! States: Declared (named in config) → Loaded (the shared object is in) → Running; a tier that does not get there
 //! keeps the state that it reached and the reason. Errors of the config, a held lock and a size that cannot be had
 //! refuse the daemon's start; what the environment lacks obeys the tier's `required`.
 //!
 //! Modules in reading order: [`find`] (which file), [`bring_up`] (on the tier's own thread), [`holders`] (who keeps
-//! memory of a dead daemon), [`check`] (`umbpd check`).
+//! memory of a dead daemon).
 
 pub mod bring_up;
-pub mod check;
 pub mod find;
 pub mod holders;
 

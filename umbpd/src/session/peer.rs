@@ -21,7 +21,7 @@ pub struct Peer {
     pub uid: u32,
     /// Its pid in our pid namespace; 0 if it has none there.
     pub pid: i32,
-    gone: Option<AsyncFd<OwnedFd>>,
+    gone: AsyncFd<OwnedFd>,
 }
 
 impl Peer {
@@ -39,20 +39,13 @@ impl Peer {
             Err(error) => return Err(error),
         };
         let gone = AsyncFd::register_with_interest(pidfd, Interest::READABLE)?;
-        Ok(Self { uid: credentials.uid(), pid, gone: Some(gone) })
+        Ok(Self { uid: credentials.uid(), pid, gone })
     }
 
     /// Ends when the process has ended. The fd is readable for good from then on.
     pub async fn gone(&self) {
-        match &self.gone {
-            Some(fd) => drop(fd.readable().await),
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Takes the watch away from this value, for one that outlives the session.
-    pub fn into_watch(mut self) -> Option<AsyncFd<OwnedFd>> {
-        self.gone.take()
+        // Readiness is not cleared, so every later call ends at once too. An error means the runtime is over.
+        drop(self.gone.readable().await);
     }
 }
 

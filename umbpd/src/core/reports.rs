@@ -1,0 +1,124 @@
+//! Taking in what tiers report: completions, recovery, failures.
+
+use std::rc::Rc;
+
+use umbp_plugin_api::Completion;
+use umbp_plugin_api::backend::RecoveredNamespace;
+use umbp_plugin_api::types::RecoveredBlock;
+
+use super::hub::Hub;
+use super::seat::Recovery;
+use crate::engine::api::{TenantIndex, TierIndex, TierState};
+use crate::engine::{KEYS_PER_SLICE_MAX, parse_stored_descriptor};
+use crate::tier::Command;
+use crate::tier::inbox::Message;
+
+/// Completions taken in before other tasks get their turn.
+const COMPLETIONS_PER_TURN: usize = 128;
+
+/// Takes reports in for as long as the daemon runs.
+pub async fn take(hub: Rc<Hub>) {
+    let mut completions = Vec::new();
+    loop {
+        hub.inbox.changed().await;
+        let messages = hub.inbox.drain(&mut completions);
+        for turn in completions.chunks(COMPLETIONS_PER_TURN) {
+            take_completions(&hub, turn);
+            if completions.len() > COMPLETIONS_PER_TURN {
+                tokio::task::yield_now().await;
+            }
+        }
+        for (tier, message) in messages {
+            take_message(&hub, tier, message).await;
+        }
+    }
+}
+
+fn take_completions(hub: &Hub, turn: &[(TierIndex, Completion)]) {
+    hub.with(|engine, now| {
+        for (tier, completion) in turn {
+            engine.completed(*tier, completion, now);
+        }
+    });
+}
+
+async fn take_message(hub: &Hub, tier: TierIndex, message: Message) {
+    match message {
+        Message::Failed(why) => fail(hub, tier, why),
+        Message::Namespaces(namespaces) => take_namespaces(hub, tier, &namespaces),
+        Message::Recovered { blocks, next } => take_blocks(hub, tier, &blocks, next).await,
+        Message::RecoveryFailed(why) => {
+            hub.with(|engine, now| engine.recovery_done(tier, now));
+            set_recovery(hub, tier, Recovery::Failed(why));
+        }
+        Message::SegmentCreated(info) => hub.add_segment(info),
+        Message::RegionGone(id) => hub.region_gone(id),
+    }
+}
+
+fn fail(hub: &Hub, tier: TierIndex, why: String) {
+    let known = {
+        let tiers = hub.tiers.borrow();
+        tiers.get(usize::from(tier.0)).map(|seat| (seat.name.clone(), seat.state == TierState::Failed))
+    };
+    let Some((name, false)) = known else { return };
+    tracing::error!("tier {name} has failed: {why}; it is not called any more, restart umbpd to bring it back");
+    hub.set_tier(tier, TierState::Failed, Some(format!("{why}; restart umbpd to bring it back")));
+}
+
+fn set_recovery(hub: &Hub, tier: TierIndex, recovery: Recovery) {
+    if let Some(seat) = hub.tiers.borrow_mut().get_mut(usize::from(tier.0)) {
+        seat.recovery = recovery;
+    }
+}
+
+/// Namespaces of tenants that are still configured get their number, and the tier is told of it; then its blocks are
+/// asked for. A block of another tenant's is not served.
+fn take_namespaces(hub: &Hub, tier: TierIndex, namespaces: &[RecoveredNamespace]) {
+    let tenants = &hub.facts.config.tenants;
+    let mut left_out = 0;
+    for namespace in namespaces {
+        let owner = parse_stored_descriptor(&namespace.descriptor).and_then(|(name, descriptor)| {
+            let at = tenants.iter().position(|tenant| *tenant.name == name)?;
+            Some((TenantIndex(at as u16), descriptor))
+        });
+        let id = owner.and_then(|(tenant, descriptor)| {
+            hub.with(|engine, _| engine.namespace(tenant, namespace.digest, descriptor))
+        });
+        left_out += u64::from(id.is_none());
+    }
+    if let Some(seat) = hub.tiers.borrow_mut().get_mut(usize::from(tier.0)) {
+        seat.recovery = Recovery::Running(0);
+        seat.namespaces_left_out = left_out;
+    }
+    ask_for_page(hub, tier, 0);
+}
+
+fn ask_for_page(hub: &Hub, tier: TierIndex, cursor: u64) {
+    if hub.command(tier, Command::RecoverPage(cursor)).is_err() {
+        hub.with(|engine, now| engine.recovery_done(tier, now));
+        set_recovery(hub, tier, Recovery::Failed("the tier takes no more commands".to_owned()));
+    }
+}
+
+async fn take_blocks(hub: &Hub, tier: TierIndex, blocks: &[RecoveredBlock], next: Option<u64>) {
+    for slice in blocks.chunks(KEYS_PER_SLICE_MAX) {
+        hub.with(|engine, now| engine.recovered(tier, slice, now));
+        tokio::task::yield_now().await;
+    }
+    let before = match hub.tiers.borrow().get(usize::from(tier.0)).map(|seat| seat.recovery.clone()) {
+        Some(Recovery::Running(count)) => count,
+        _ => 0,
+    };
+    let count = before + blocks.len() as u64;
+    match next {
+        Some(cursor) => {
+            set_recovery(hub, tier, Recovery::Running(count));
+            ask_for_page(hub, tier, cursor);
+        }
+        None => {
+            hub.with(|engine, now| engine.recovery_done(tier, now));
+            set_recovery(hub, tier, Recovery::Done(count));
+        }
+    }
+}

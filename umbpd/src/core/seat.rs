@@ -1,0 +1,96 @@
+//! What the engine's thread knows of one tier, and of one session.
+
+use std::cell::{Cell, RefCell};
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+use crate::engine::api::TierState;
+use crate::session::outbox::Outbox;
+use crate::tier::TierLink;
+
+/// How far the recovery of a persistent tier is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// Nothing to recover.
+    None,
+    /// Blocks found so far.
+    Running(u64),
+    /// Blocks found in all.
+    Done(u64),
+    /// It ended early; what was found until then serves.
+    Failed(String),
+}
+
+impl Recovery {
+    /// For status.
+    pub fn text(&self) -> String {
+        match self {
+            Self::None => "none".to_owned(),
+            Self::Running(blocks) => format!("running, {blocks} blocks so far"),
+            Self::Done(blocks) => format!("done, {blocks} blocks"),
+            Self::Failed(why) => format!("ended early: {why}"),
+        }
+    }
+}
+
+/// A tier of the config.
+pub struct TierSeat {
+    /// Its name.
+    pub name: String,
+    /// Its backend, as config names it.
+    pub backend: String,
+    /// The plugin, its version and file, once it is loaded.
+    pub plugin: Option<String>,
+    /// The state that the loader and the thread know of; `Degraded` is the engine's to say.
+    pub state: TierState,
+    /// For people: the path taken, or why it does not serve.
+    pub report: String,
+    /// Its thread; none where the plugin is not open.
+    pub link: Option<TierLink>,
+    /// The plugin recovers.
+    pub persistent: bool,
+    /// How far that is.
+    pub recovery: Recovery,
+    /// Recovered namespaces that are not served: their tenant is no longer configured, or there are too many.
+    pub namespaces_left_out: u64,
+}
+
+/// A session that is connected.
+pub struct SessionSeat {
+    /// What waits to be sent.
+    pub outbox: RefCell<Outbox>,
+    /// Something was put into the outbox, or the session is to end.
+    pub wake: Notify,
+    /// Why the session is to end, said by somebody else than its client.
+    pub end: RefCell<Option<String>>,
+    /// User of the process.
+    pub uid: u32,
+    /// The process.
+    pub pid: i32,
+    /// When it connected.
+    pub since: Instant,
+    /// Requests answered.
+    pub requests: Cell<u64>,
+}
+
+impl SessionSeat {
+    /// A session that has just connected.
+    pub fn new(uid: u32, pid: i32) -> Self {
+        Self {
+            outbox: RefCell::default(),
+            wake: Notify::new(),
+            end: RefCell::default(),
+            uid,
+            pid,
+            since: Instant::now(),
+            requests: Cell::new(0),
+        }
+    }
+
+    /// Ends the session from outside.
+    pub fn end(&self, why: &str) {
+        self.end.borrow_mut().get_or_insert_with(|| why.to_owned());
+        self.wake.notify_one();
+    }
+}

@@ -1,0 +1,252 @@
+//! The life of a connection.
+
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::io::Interest;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::Instant;
+use umbp_protocol::message::{Refusal, Reply, Request, SessionId};
+use umbp_protocol::{Frame, decode_request, encode_reply};
+
+use super::hello::{Who, welcome};
+use super::line::{Line, Read};
+use super::outbox::Outgoing;
+use super::peer::Peer;
+use super::{CONNECTIONS_MAX, answer, refusal};
+use crate::core::Hub;
+use crate::core::seat::SessionSeat;
+
+/// A connection that has not said Hello by then ends.
+const HELLO_MS: u64 = 5_000;
+/// A client that takes nothing for this long, though something waits for it, has its session ended.
+const STALL_MS: u64 = 10_000;
+/// Time for the last words to an ended session.
+const FAREWELL_MS: u64 = 1_000;
+/// With this much waiting to be sent no further request is read.
+const PIPELINE_BYTES_MAX: usize = 1 << 20;
+/// After an error of accept, such as too many open files, the next try comes this much later.
+const ACCEPT_RETRY_MS: u64 = 100;
+/// How often a session that has ended is looked at, whether its process still has to be watched.
+const WATCH_MS: u64 = 1_000;
+
+/// Takes connections for as long as it is polled.
+pub async fn accept(hub: Rc<Hub>, listener: UnixListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) if hub.connections.get() < CONNECTIONS_MAX => {
+                tokio::task::spawn_local(connection(hub.clone(), stream));
+            }
+            Ok(_) => hub.count_end("connections"),
+            Err(error) => {
+                tracing::warn!("cannot accept a connection: {error}");
+                hub.count_end("accept");
+                tokio::time::sleep(Duration::from_millis(ACCEPT_RETRY_MS)).await;
+            }
+        }
+    }
+}
+
+/// Counts a connection for as long as it lives.
+struct Counted(Rc<Hub>);
+
+impl Counted {
+    fn new(hub: Rc<Hub>) -> Self {
+        hub.connections.set(hub.connections.get() + 1);
+        Self(hub)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.connections.set(self.0.connections.get() - 1);
+    }
+}
+
+/// How a connection ends.
+enum End {
+    /// The client closed, or nothing can be sent to it any more.
+    Closed,
+    /// Its process has ended.
+    Gone,
+    /// For a reason of ours, which the client is told under this request id.
+    Refused(u64, Refusal),
+}
+
+impl From<io::Error> for End {
+    fn from(_: io::Error) -> Self {
+        Self::Closed
+    }
+}
+
+struct Connection {
+    hub: Rc<Hub>,
+    line: Line,
+    peer: Peer,
+    seat: Rc<SessionSeat>,
+    session: Option<SessionId>,
+    /// Somebody must take what waits by then.
+    stalled_at: Option<Instant>,
+}
+
+async fn connection(hub: Rc<Hub>, stream: UnixStream) {
+    let _counted = Counted::new(hub.clone());
+    // An error means that the process is gone already.
+    let Ok(peer) = Peer::of(&stream) else { return };
+    let seat = Rc::new(SessionSeat::new(peer.uid, peer.pid));
+    let mut connection = Connection { hub, line: Line::new(stream), peer, seat, session: None, stalled_at: None };
+    let end = match connection.live().await {
+        Err(end) => end,
+        Ok(never) => match never {},
+    };
+    connection.close(end).await;
+}
+
+impl Connection {
+    async fn live(&mut self) -> Result<std::convert::Infallible, End> {
+        let first = tokio::time::timeout(Duration::from_millis(HELLO_MS), self.next_frame()).await;
+        let frame = first.map_err(|_| {
+            let message = format!("no Hello within {HELLO_MS} ms of connecting");
+            End::Refused(0, refusal("frame", message))
+        })??;
+        let id = frame.request_id;
+        match request(&frame)? {
+            Request::Hello(hello) => {
+                let who = Who { uid: self.peer.uid, pid: self.peer.pid };
+                let welcomed = welcome(&self.hub, &self.seat, who, id, &hello);
+                self.session = welcomed.map_err(|refusal| End::Refused(id, refusal))?;
+            }
+            _ => return Err(End::Refused(id, refusal("frame", "the first message must be Hello"))),
+        }
+        loop {
+            let frame = self.next_frame().await?;
+            let request = request(&frame)?;
+            self.seat.outbox.borrow_mut().begin_answer();
+            let reply = match (self.session, request) {
+                (Some(session), request) => answer::answer(&self.hub, session, request).await,
+                (None, Request::Status) => Reply::Status(self.hub.status().await),
+                (None, _) => Reply::Refused(refusal("tenant", "this connection may only ask for status")),
+            };
+            self.seat.requests.set(self.seat.requests.get() + 1);
+            let bytes = encode_reply(frame.request_id, self.hub.facts.boot_id, &reply);
+            self.seat.outbox.borrow_mut().push_reply(Outgoing { bytes, fds: Vec::new() });
+        }
+    }
+
+    /// Sends what waits and reads, until a whole frame is here.
+    async fn next_frame(&mut self) -> Result<Frame, End> {
+        loop {
+            self.send()?;
+            let waiting = self.seat.outbox.borrow().waiting_bytes();
+            let may_read = waiting < PIPELINE_BYTES_MAX;
+            if may_read {
+                let frame = self.line.next_frame();
+                if let Some(frame) = frame.map_err(|error| End::Refused(0, refusal("frame", error.to_string())))? {
+                    return Ok(frame);
+                }
+            }
+            let interest = match (may_read, waiting > 0) {
+                (true, true) => Interest::READABLE | Interest::WRITABLE,
+                (true, false) => Interest::READABLE,
+                (false, _) => Interest::WRITABLE,
+            };
+            let stalled_at = self.stalled_at;
+            tokio::select! {
+                biased;
+                () = self.peer.gone() => return Err(End::Gone),
+                () = self.seat.wake.notified() => continue,
+                ready = self.line.ready(interest) => ready?,
+                () = until(stalled_at) => {
+                    let message = format!("the client has read nothing for {STALL_MS} ms while {waiting} bytes wait");
+                    return Err(End::Refused(0, refusal("limit", message)));
+                }
+            }
+            if may_read {
+                self.read()?;
+            }
+        }
+    }
+
+    fn read(&mut self) -> Result<(), End> {
+        match self.line.read()? {
+            Read::Some | Read::Nothing => Ok(()),
+            Read::Closed => Err(End::Closed),
+            Read::Fds(count) => {
+                let message = format!("{count} fds came with a message; umbpd takes none from a client");
+                Err(End::Refused(0, refusal("frame", message)))
+            }
+        }
+    }
+
+    fn send(&mut self) -> Result<(), End> {
+        if let Some(why) = self.seat.end.borrow().clone() {
+            return Err(End::Refused(0, refusal("argument", why)));
+        }
+        let any = self.line.send(&self.seat.outbox)?;
+        let outbox = self.seat.outbox.borrow();
+        if outbox.is_over() {
+            let message = format!("{} bytes wait for a client that does not read", outbox.waiting_bytes());
+            return Err(End::Refused(0, refusal("limit", message)));
+        }
+        if outbox.is_empty() {
+            self.stalled_at = None;
+        } else if any || self.stalled_at.is_none() {
+            self.stalled_at = Some(Instant::now() + Duration::from_millis(STALL_MS));
+        }
+        Ok(())
+    }
+
+    /// Lets go of the session, then says why, if there is somebody to say it to.
+    async fn close(self, end: End) {
+        let Self { hub, line, peer, seat, session, .. } = self;
+        let gone = matches!(end, End::Gone);
+        if let Some(session) = session {
+            hub.sessions.borrow_mut().remove(&session);
+            hub.with(|engine, now| engine.session_close(session, gone, now));
+        }
+        if let End::Refused(id, refusal) = end {
+            tracing::info!("session of pid {} ends: {}", peer.pid, refusal.message);
+            hub.count_end(&refusal.code);
+            let bytes = encode_reply(id, hub.facts.boot_id, &Reply::Refused(refusal));
+            seat.outbox.borrow_mut().push_reply(Outgoing { bytes, fds: Vec::new() });
+            let farewell = async {
+                while line.send(&seat.outbox).is_ok() && !seat.outbox.borrow().is_empty() {
+                    if line.ready(Interest::WRITABLE).await.is_err() {
+                        break;
+                    }
+                }
+            };
+            // Whoever does not read it in time goes without.
+            let _ = tokio::time::timeout(Duration::from_millis(FAREWELL_MS), farewell).await;
+        }
+        drop(line);
+        if let Some(session) = session.filter(|_| !gone) {
+            watch(&hub, session, peer).await;
+        }
+    }
+}
+
+/// What a session was writing stays quarantined until its process is gone: waits for that, as long as it matters.
+async fn watch(hub: &Hub, session: SessionId, peer: Peer) {
+    while hub.ask(|engine| engine.session_lingers(session)) {
+        tokio::select! {
+            () = peer.gone() => {
+                hub.with(|engine, now| engine.process_gone(session, now));
+                return;
+            }
+            () = tokio::time::sleep(Duration::from_millis(WATCH_MS)) => {}
+        }
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn request(frame: &Frame) -> Result<Request, End> {
+    decode_request(frame).map_err(|error| End::Refused(frame.request_id, refusal("frame", error.to_string())))
+}
