@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use umbp_config::{Config, ConfigErrors, Source};
 
 use crate::args::{Args, Command};
-use crate::daemon::{Daemon, StartError};
 use crate::check;
+use crate::daemon::{Daemon, StartError};
 use crate::loader::chain;
 use crate::process;
 

@@ -36,18 +36,15 @@ unsafe impl Send for Table {}
 impl Table {
     fn new(name: &str, count: u64) -> rustix::io::Result<Self> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        fchmod(fd, Mode::RUSR | Mode::WUSR)?;
+        fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
         let bytes = count * 8;
-        ftruncate(fd, bytes)?;
+        ftruncate(&fd, bytes)?;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let words = unsafe {
             mmap(std::ptr::null_mut(), bytes as usize, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)?
         };
         let table = Self { fd, words: words.cast(), count };
-        fcntl_add_seals(
-            &table.fd,
-            SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL,
-        )?;
+        fcntl_add_seals(&table.fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
         Ok(table)
     }
 
@@ -75,7 +72,10 @@ pub struct Tables(Vec<Table>);
 impl Tables {
     /// Tables of `words` each.
     pub fn new(tenants: usize, words: u64) -> rustix::io::Result<Self> {
-        (0..tenants).map(|tenant| Table::new(&format!("umbp-generations-{tenant}"), words)).collect::<Result<_, _>>().map(Self)
+        (0..tenants)
+            .map(|tenant| Table::new(&format!("umbp-generations-{tenant}"), words))
+            .collect::<Result<_, _>>()
+            .map(Self)
     }
 
     /// The fds to send to sessions, by tenant.

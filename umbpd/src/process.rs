@@ -44,7 +44,12 @@ fn raise_open_files() {
 pub fn init_log() {
     let level = std::env::var("UMBP_LOG").ok().and_then(|text| text.parse().ok()).unwrap_or(tracing::Level::WARN);
     // A second initialisation (tests in one process) keeps the first.
-    let _ = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_target(false)
+        .try_init();
 }
 
 /// A number for this life of the daemon, never 0.

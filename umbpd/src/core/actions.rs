@@ -56,14 +56,16 @@ impl Hub {
         if let Err(Command::Submit(refused)) = self.command(tier, Command::Submit(std::mem::take(batch))) {
             self.count(tier, "queue_full");
             let status = Status::FAILED;
-            let failed: Vec<Completion> =
-                refused.iter().map(|operation| Completion { id: operation.id, status, ..Completion::default() }).collect();
+            let failed: Vec<Completion> = refused
+                .iter()
+                .map(|operation| Completion { id: operation.id, status, ..Completion::default() })
+                .collect();
             self.inbox.complete(tier, &failed);
         }
     }
 
     /// Puts a command into a tier's queue, or gives it back.
-    pub(super) fn command(&self, tier: TierIndex, command: Command) -> Result<(), Command> {
+    pub(crate) fn command(&self, tier: TierIndex, command: Command) -> Result<(), Command> {
         let tiers = self.tiers.borrow();
         match tiers.get(usize::from(tier.0)).and_then(|seat| seat.link.as_ref()) {
             Some(link) => link.queue.push(command),

@@ -65,13 +65,7 @@ pub struct Hub {
 
 impl Hub {
     /// Around an engine without segments.
-    pub fn new(
-        facts: Facts,
-        engine: Engine,
-        tiers: Vec<TierSeat>,
-        inbox: Arc<Inbox>,
-        tables: Vec<OwnedFd>,
-    ) -> Self {
+    pub fn new(facts: Facts, engine: Engine, tiers: Vec<TierSeat>, inbox: Arc<Inbox>, tables: Vec<OwnedFd>) -> Self {
         Self {
             facts,
             engine: RefCell::new(engine),

@@ -91,7 +91,7 @@ fn tier(seat: &TierSeat, shown: &mut Map<String, Value>) {
     put("namespaces_left_out", json!(seat.namespaces_left_out));
     if let Some(link) = &seat.link {
         put("counters", json!(link.services.counters()));
-        put("commands_waiting", json!(link.queue.len()));
+        put("commands_waiting", json!(link.queue.waiting()));
         if let Some((call, time)) = link.shared.call().filter(|(_, time)| time.as_millis() > LONG_CALL_MS) {
             report = format!("{report}; the plugin has been in {call} for {} s", time.as_secs());
         }

@@ -68,7 +68,8 @@ impl Daemon {
 
 /// Every open tier serves from now on; persistent ones hand over what they hold, in the background.
 fn start_tiers(hub: &Hub) {
-    let states: Vec<_> = hub.tiers.borrow().iter().map(|seat| (seat.state, seat.persistent, seat.link.is_some())).collect();
+    let states: Vec<_> =
+        hub.tiers.borrow().iter().map(|seat| (seat.state, seat.persistent, seat.link.is_some())).collect();
     for (at, (state, persistent, open)) in states.into_iter().enumerate() {
         let tier = TierIndex(at as u8);
         hub.set_tier(tier, state, None);

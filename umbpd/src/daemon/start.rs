@@ -89,9 +89,7 @@ impl Daemon {
         let lock = SocketLock::take(&config.daemon.socket)?;
         let admin = match *config.daemon.admin {
             None => None,
-            Some(address) => {
-                Some(admin::bind(address).map_err(|source| StartError::Admin { address, source })?)
-            }
+            Some(address) => Some(admin::bind(address).map_err(|source| StartError::Admin { address, source })?),
         };
         let inbox = Arc::new(Inbox::default());
         let mut tiers = Tiers::bring_up(&config, &inbox)?;
@@ -170,7 +168,8 @@ impl Tiers {
 
     fn wait(&mut self, config: &Config, steps: &Receiver<(TierIndex, Step)>) -> Result<(), StartError> {
         let largest = config.tiers.iter().map(|tier| *tier.capacity >> 30).max().unwrap_or(0);
-        let until = Instant::now() + Duration::from_millis(OPEN_MS.saturating_add(largest.saturating_mul(OPEN_MS_PER_GIB)));
+        let until =
+            Instant::now() + Duration::from_millis(OPEN_MS.saturating_add(largest.saturating_mul(OPEN_MS_PER_GIB)));
         let mut left = config.tiers.len();
         while left > 0 {
             match steps.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -245,7 +244,10 @@ impl Tiers {
         let links: Vec<_> = open.filter_map(|seat| seat.link.clone()).collect();
         links.iter().for_each(|link| link.queue.close_with(Command::Shutdown { deadline }));
         let until = Instant::now() + deadline;
-        links.iter().for_each(|link| drop(link.shared.wait_ended(until)));
+        for link in &links {
+            // The refusal is told in any case; one that does not return ends with the process.
+            let _ = link.shared.wait_ended(until);
+        }
     }
 }
 

@@ -45,7 +45,10 @@ pub(super) async fn stop(hub: &Rc<Hub>, bound: Bound, deadline: Duration) -> End
 /// Runs a blocking wait on a thread of its own; a thread that cannot be had means not waiting.
 async fn wait_beside(wait: impl FnOnce() -> usize + Send + 'static) -> usize {
     let (done, answer) = tokio::sync::oneshot::channel();
-    let run = move || drop(done.send(wait()));
+    let run = move || {
+        // Only a stop that was itself given up does not listen.
+        let _ = done.send(wait());
+    };
     match std::thread::Builder::new().name("umbp-stop".to_owned()).spawn(run) {
         Ok(_) => answer.await.unwrap_or(0),
         Err(_) => 0,

@@ -80,7 +80,7 @@ fn open(order: &Order, say: &dyn Fn(Step) -> bool) -> Result<(HostedBackend, Rea
     order.link.shared.enter("check_options");
     plugin.check_options(&tier.options.text).map_err(|error| options_failure(&order.config, tier, error))?;
     let settings = OpenConfig {
-        tier: tier.name.clone(),
+        tier: tier.name.to_string(),
         capacity: *tier.capacity,
         options: tier.options.text.clone(),
         slots: tier.slots(),
@@ -137,7 +137,13 @@ pub(super) fn check_role(config: &Config, index: TierIndex, info: &PluginInfo) -
         let key = format!("tier.{}.backend", *tier.name);
         let value = format!("\"{}\"", *tier.backend);
         let problem = "this backend is a mover, not a storage tier";
-        return Err(Failure::Config(config.error_at(&key, &value, &tier.backend.place, problem, "declare it under [[mover]]")));
+        return Err(Failure::Config(config.error_at(
+            &key,
+            &value,
+            &tier.backend.place,
+            problem,
+            "declare it under [[mover]]",
+        )));
     }
     if at == 0 {
         config.check_first_tier(&|_| Some(info.mappable)).map_err(Failure::Config)?;

@@ -1,7 +1,7 @@
 //! What a client asks, sliced so that no request keeps others waiting for long.
 
-use umbp_protocol::message::{LeaseId, Outcome, Reply, Request, Reserved, SessionId};
 use umbp_protocol::message::{Acquired, MissReason, ReserveItem, WireKey};
+use umbp_protocol::message::{LeaseId, Outcome, Reply, Request, Reserved, SessionId};
 
 use super::refusal;
 use crate::core::Hub;

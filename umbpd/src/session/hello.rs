@@ -174,13 +174,7 @@ fn welcome_of(
     }
 }
 
-fn send(
-    hub: &Hub,
-    seat: &SessionSeat,
-    request_id: u64,
-    welcome: Welcome,
-    table: Option<Arc<std::os::fd::OwnedFd>>,
-) {
+fn send(hub: &Hub, seat: &SessionSeat, request_id: u64, welcome: Welcome, table: Option<Arc<std::os::fd::OwnedFd>>) {
     let bytes = umbp_protocol::encode_reply(request_id, hub.facts.boot_id, &Reply::Welcome(welcome));
     seat.outbox.borrow_mut().push_reply(Outgoing { bytes, fds: table.into_iter().collect() });
 }

@@ -95,7 +95,8 @@ impl SocketLock {
             let pid = if pid.trim().is_empty() { "unknown".to_owned() } else { pid.trim().to_owned() };
             return Err(ListenError::Held { path: socket.to_owned(), pid });
         }
-        let written = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
+        let written =
+            file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
         written.map_err(io("write lock file", &path))?;
         Ok(Self { socket: socket.to_owned(), _file: file })
     }
@@ -104,7 +105,9 @@ impl SocketLock {
     pub fn bind(self, mode: u32) -> Result<Bound, ListenError> {
         let path = &self.socket;
         match std::fs::symlink_metadata(path) {
-            Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path).map_err(io("remove stale socket", path))?,
+            Ok(found) if found.file_type().is_socket() => {
+                std::fs::remove_file(path).map_err(io("remove stale socket", path))?
+            }
             Ok(_) => return Err(ListenError::NotASocket(path.clone())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(io("look at", path)(error)),
@@ -140,11 +143,9 @@ impl Drop for Bound {
 /// may be able to put names into it.
 fn prepare_folder(folder: &Path) -> Result<(), ListenError> {
     match std::fs::metadata(folder) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(folder)
-            .map_err(io("make folder", folder)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(io("make folder", folder))
+        }
         Err(error) => Err(io("look at folder", folder)(error)),
         Ok(found) => {
             let uid = rustix::process::geteuid().as_raw();

@@ -33,12 +33,14 @@ impl Peer {
             Ok(fd) => fd,
             Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
                 PIDFD_FALLBACKS.fetch_add(1, Ordering::Relaxed);
-                let pid = Pid::from_raw(pid).ok_or_else(|| std::io::Error::other("peer has no pid in this namespace"))?;
+                let pid =
+                    Pid::from_raw(pid).ok_or_else(|| std::io::Error::other("peer has no pid in this namespace"))?;
                 pidfd_open(pid, PidfdFlags::empty())?
             }
             Err(error) => return Err(error),
         };
-        let gone = AsyncFd::register_with_interest(pidfd, Interest::READABLE)?;
+        // SAFETY: an owned fd stays open, and the same, for as long as the AsyncFd owns it.
+        let gone = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?;
         Ok(Self { uid: credentials.uid(), pid, gone })
     }
 

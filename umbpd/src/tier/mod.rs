@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use umbp_plugin_api::backend::{Segment, Stats};
-use umbp_plugin_api::{Operation, Opened};
+use umbp_plugin_api::{Opened, Operation};
 
 /// A panic while a lock was held leaves plain data behind, which stays usable.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -74,7 +74,7 @@ impl<T> Queue<T> {
     }
 
     /// Commands that wait.
-    pub fn len(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         self.locked().commands.len()
     }
 

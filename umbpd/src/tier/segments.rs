@@ -34,7 +34,7 @@ pub fn plan(capacity: u64) -> Result<Vec<u64>, PlanError> {
         return Err(PlanError::TooLarge(capacity));
     }
     let mut lengths = vec![size; (total / size) as usize];
-    if total % size > 0 {
+    if !total.is_multiple_of(size) {
         lengths.push(total % size);
     }
     Ok(lengths)

@@ -87,7 +87,16 @@ impl HostServices for Services {
         let mut wrong = None;
         let known: Vec<Completion> = {
             let mut in_flight = lock(&self.in_flight);
-            completions.iter().filter(|c| in_flight.remove(&c.id) || { wrong = Some(c.id); false }).copied().collect()
+            completions
+                .iter()
+                .filter(|c| {
+                    in_flight.remove(&c.id) || {
+                        wrong = Some(c.id);
+                        false
+                    }
+                })
+                .copied()
+                .collect()
         };
         if let Some(id) = wrong {
             self.add("contract.unknown_completion", (completions.len() - known.len()) as u64);

@@ -203,10 +203,11 @@ impl Worker {
     }
 
     fn refresh_stats(&self) {
-        if !self.failed {
-            if let Ok(stats) = self.call("stats", |b| b.stats()) {
-                self.shared.set_stats(stats, self.services.in_flight(), self.waiting.len());
-            }
+        if self.failed {
+            return;
+        }
+        if let Ok(stats) = self.call("stats", |b| b.stats()) {
+            self.shared.set_stats(stats, self.services.in_flight(), self.waiting.len());
         }
     }
 
