@@ -11,7 +11,7 @@ use umbp_plugin_api::{
 };
 
 use crate::holders::{UNMAP_WAIT_MS, wait_for_unmap};
-use crate::limits::{Limits, Roots, in_words};
+use crate::limits::{Limits, Roots, in_words, rounded};
 use crate::numa::Placement;
 use crate::options::{HugePages, Options};
 use crate::segment::{Mapping, PAGE_BYTES, Pages, Recipe, make};
@@ -151,8 +151,8 @@ impl Dram {
             let text = format!(
                 "tier `{}`: pre-faulted {} of {} in {:.1} s",
                 self.tier,
-                in_words(done),
-                in_words(self.capacity),
+                rounded(done),
+                rounded(self.capacity),
                 self.started.elapsed().as_secs_f64()
             );
             self.host.log(Level::Info, &text);

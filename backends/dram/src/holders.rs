@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::limits::in_words;
+use crate::limits::rounded;
 
 /// Longest wait for clients of an earlier daemon to unmap.
 pub const UNMAP_WAIT_MS: u64 = 1_500;
@@ -75,7 +75,7 @@ pub fn wait_for_unmap(proc: &Path, wait: Duration, shortage: impl Fn() -> u64) -
 }
 
 fn named(held: &[Holder]) -> String {
-    let words = held.iter().take(NAMED_MAX).map(|h| format!("process {} ({}, {})", h.pid, h.name, in_words(h.bytes)));
+    let words = held.iter().take(NAMED_MAX).map(|h| format!("process {} ({}, {})", h.pid, h.name, rounded(h.bytes)));
     let mut words: Vec<String> = words.collect();
     if held.len() > NAMED_MAX {
         words.push(format!("{} more", held.len() - NAMED_MAX));
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn who_maps_segments_is_named_with_the_bytes_when_the_wait_is_over() {
-        let words = "process 4000000 (engine, 5.0 MiB (5242880 bytes))";
+        let words = "process 4000000 (engine, 5.0 MiB)";
         check(MAPS, Duration::ZERO, &[5 << 20], 1, Some(words));
     }
 

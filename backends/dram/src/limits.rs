@@ -159,13 +159,18 @@ fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
 }
 
-/// Bytes, as a person reads them, with the exact number where it says more.
+/// Bytes, as a person reads them, with the exact number for one who compares.
 pub fn in_words(bytes: u64) -> String {
+    if bytes < 1 << 10 { format!("{bytes} bytes") } else { format!("{} ({bytes} bytes)", rounded(bytes)) }
+}
+
+/// Bytes, as a person reads them.
+pub fn rounded(bytes: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     for (size, unit) in UNITS {
         if bytes >= size {
             #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
-            return format!("{:.1} {unit} ({bytes} bytes)", bytes as f64 / size as f64);
+            return format!("{:.1} {unit}", bytes as f64 / size as f64);
         }
     }
     format!("{bytes} bytes")
