@@ -86,7 +86,8 @@ fn build(folder: &Path, features: &[&str], profile: &str, variant: &str) -> Path
 fn artifact(messages: &str) -> Option<PathBuf> {
     let made = messages.lines().filter(|line| line.contains(r#""reason":"compiler-artifact""#));
     let mut made = made.filter_map(|line| {
-        if line.contains(r#""kind":["cdylib"]"#) {
+        // A crate may be a library besides.
+        if line.split_once(r#""kind":["#)?.1.split_once(']')?.0.contains(r#""cdylib""#) {
             let files = line.split_once(r#""filenames":["#)?.1.split_once(']')?.0;
             files.split(',').map(|file| file.trim_matches('"')).find(|file| file.ends_with(".so"))
         } else {
@@ -144,6 +145,8 @@ mod tests {
         let program =
             r#"{"reason":"compiler-artifact","target":{"kind":["bin"]},"filenames":["/t/p"],"executable":"/t/p"}"#;
         assert_eq!(artifact(program), Some(PathBuf::from("/t/p")));
+        let both = r#"{"reason":"compiler-artifact","target":{"kind":["cdylib","rlib"]},"filenames":["/t/libc.so","/t/libc.rlib"],"executable":null}"#;
+        assert_eq!(artifact(both), Some(PathBuf::from("/t/libc.so")));
         assert_eq!(artifact(""), None);
     }
 }

@@ -14,11 +14,9 @@
 //! Modules in reading order: [`options`] (what the kit needs to know), [`report`] (what it found), [`subject`] (the
 //! backend under test: a shared object, or a type in this process), `desk` (the host's side, which counts every
 //! completion), `memory` (buffers), `blocks` (contents and sizes), `judge` (what came against what was wanted), `life`
-//! (one open backend), `checks` (the clauses), `run` (each check on its thread), [`built`]
-//! (shared objects for UMBP's own tests).
+//! (one open backend), `checks` (the clauses), `run` (each check on its thread).
 
 mod blocks;
-pub mod built;
 mod checks;
 mod desk;
 mod judge;
@@ -29,7 +27,6 @@ pub mod report;
 mod run;
 pub mod subject;
 
-pub use built::{Source, built};
 pub use options::KitOptions;
 pub use report::{Check, Outcome, Report};
 pub use run::{assert_conforms, assert_conforms_in_process, run, run_in_process};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use umbp_plugin_api::built::built;
 use umbp_plugin_api::kit::{KitOptions, Report, assert_conforms_in_process, run, run_in_process};
 
 mod memory;
@@ -81,5 +82,31 @@ fn a_file_that_is_no_backend_is_a_report_and_no_panic() {
     for path in [folder.join("there-is-no-such-file.so"), folder] {
         let report = run(&path, &KitOptions::new(""));
         assert!(!report.conforms() && report.to_string().contains("p01_the_file_is_a_backend"), "{report}");
+    }
+}
+
+/// The same over the boundary: a real shared object that misbehaves gets a report, and this process lives.
+#[test]
+fn a_shared_object_that_breaks_its_promises_fails_with_a_sentence() {
+    let path = built(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/backend"), &[]);
+    for (behaviour, finder, words) in [
+        ("check-panics", "p02_options_resolve", "backend panicked"),
+        ("open-panics", "p09", "backend panicked"),
+        ("open-hangs", "p09", "did not return"),
+        ("region-panics", "p09", "region_register: expected `ok`, got `panicked`"),
+        ("submit-panics", "p08", "submit panicked"),
+        ("submit-busy", "p08", "while none is in flight"),
+        ("worker-panics", "p08", "panicked"),
+        ("never-completes", "p08", "did not complete within"),
+        ("completes-twice", "p08", "a second time"),
+        ("completes-unknown", "p08", "never submitted"),
+        ("get-lies", "p06_a_get", "WRONG BYTES"),
+        ("shutdown-panics", "p09", "shutdown: expected `ok`, got `panicked`"),
+        ("shutdown-hangs", "p09", "did not return"),
+    ] {
+        let options = KitOptions::new(&format!("behaviour = \"{behaviour}\"\n"));
+        let report = run(&path, &options.only(finder).waiting(Duration::from_millis(300)));
+        let found: Vec<_> = report.failures().collect();
+        assert!(found.len() == 1 && found[0].1.contains(words), "`{behaviour}` was not told as `{words}`:\n{report}");
     }
 }

@@ -1,7 +1,8 @@
 //! The contract of backends, checked by the kit.
 
 use umbp_backend_dram::Dram;
-use umbp_plugin_api::kit::{KitOptions, Source, assert_conforms, assert_conforms_in_process, built};
+use umbp_plugin_api::built::built;
+use umbp_plugin_api::kit::{KitOptions, assert_conforms, assert_conforms_in_process};
 
 #[test]
 fn dram_keeps_the_contract_in_this_process() {
@@ -10,6 +11,6 @@ fn dram_keeps_the_contract_in_this_process() {
 
 #[test]
 fn dram_keeps_the_contract_as_a_shared_object() {
-    let path = built(Source::Package("umbp-plugin-dram"), "libumbp_backend_dram.so");
+    let path = built(concat!(env!("CARGO_MANIFEST_DIR"), "/plugin"), &[]);
     assert_conforms(&path, &KitOptions::new("hugepages = \"off\""));
 }
