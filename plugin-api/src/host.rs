@@ -8,7 +8,7 @@
 //! tier's own thread.
 //!
 //! Modules in reading order: `error` (each refusal, as a sentence), `trust` (owner and mode), `elf` (is the symbol
-//! there, without running anything), `services` (the C table for the plugin), [`plugin`], [`hosted`].
+//! there, without running anything), `services` (the C table for the plugin), `plugin`, `hosted`.
 
 mod elf;
 mod error;

@@ -99,7 +99,7 @@ extern "C" fn open<T: Backend>(config: Records<'_>, services: Records<'_>, answe
     }
 }
 
-/// Exports a [`Backend`](crate::Backend) from a `cdylib`. Once per shared object; the crate needs no other dependency
+/// Exports a [`Backend`] from a `cdylib`. Once per shared object; the crate needs no other dependency
 /// than `umbp-plugin-api` with the feature `abi`.
 ///
 /// ```ignore
