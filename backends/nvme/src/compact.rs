@@ -1,0 +1,116 @@
+//! The housekeeping thread of one path: sync windows, and snapshots that let old journals go.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use umbp_plugin_api::backend::Level;
+
+use crate::folder::snapshot_name;
+use crate::format::{Kind, RECORD_BYTES, Record, Salt};
+use crate::journal::{RECORDS_PER_READ, RecordFile};
+use crate::queue::locked;
+use crate::store::Store;
+
+/// Body of the thread.
+pub(crate) fn keep_house(store: &Arc<Store>, sync_window: Duration) {
+    let mut synced = Instant::now();
+    let mut sync_failed = false;
+    loop {
+        let (compact, stop) = await_chores(store, synced + sync_window);
+        let sync = store.sync();
+        synced = Instant::now();
+        if let Err(error) = &sync
+            && !sync_failed
+        {
+            let path = store.folder.path().display();
+            store.host.log(Level::Error, &format!("path {path}: cannot make data durable: {error}"));
+        }
+        sync_failed = sync.is_err();
+        if stop {
+            return;
+        }
+        if compact {
+            let result = catch_unwind(AssertUnwindSafe(|| write_snapshot(store, &mut synced, sync_window)));
+            report(store, result.unwrap_or_else(|_| Err(io::Error::other("a panic"))));
+        }
+    }
+}
+
+fn await_chores(store: &Store, until: Instant) -> (bool, bool) {
+    let mut chores = locked(&store.chores);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if chores.compact && !store.compaction_failed.load(Ordering::Relaxed) || chores.stop || left.is_zero() {
+            return (chores.compact, chores.stop);
+        }
+        chores = store.chores_changed.wait_timeout(chores, left).unwrap_or_else(|e| e.into_inner()).0;
+    }
+}
+
+fn report(store: &Store, result: io::Result<()>) {
+    let failed = result.is_err();
+    let before = store.compaction_failed.swap(failed, Ordering::Relaxed);
+    if let Err(error) = result {
+        store.host.count("snapshot_errors", 1);
+        if !before {
+            let path = store.folder.path().display();
+            store.host.log(Level::Error, &format!("path {path}: cannot write a snapshot of the journal: {error}"));
+        }
+    }
+    // A failed one is tried again in the next window.
+    locked(&store.chores).compact = failed;
+    store.chores_changed.notify_all();
+}
+
+fn write_snapshot(store: &Store, synced: &mut Instant, sync_window: Duration) -> io::Result<()> {
+    let (covered, number) = {
+        let mut journal = locked(&store.journal);
+        journal.rotate(&store.folder, &*store.medium)?;
+        (journal.covered(), journal.number())
+    };
+    store.folder.sync()?;
+    let (name, salt) = (snapshot_name(number), Salt::snapshot(store.folder.uuid(), number));
+    let temporary = format!("{name}.tmp");
+    let mut snapshot = RecordFile { records: 0, ..RecordFile::open(&store.folder, &temporary, salt)? };
+    snapshot.path = store.folder.file(&name);
+    let mut copy = || -> io::Result<()> {
+        snapshot.file.set_len(0)?;
+        for file in &covered {
+            for first in (0..file.records).step_by(RECORDS_PER_READ as usize) {
+                let found = file.read(first, RECORDS_PER_READ.min(file.records - first))?;
+                append_living(store, &mut snapshot, found)?;
+                if synced.elapsed() >= sync_window {
+                    let _ = store.sync();
+                    *synced = Instant::now();
+                }
+            }
+        }
+        snapshot.file.sync_all()?;
+        store.folder.adopt(&temporary, &name)
+    };
+    if let Err(error) = copy() {
+        let _ = std::fs::remove_file(store.folder.file(&temporary));
+        return Err(error);
+    }
+    store.host.count("snapshots", 1);
+    for replaced in locked(&store.journal).adopt(snapshot) {
+        std::fs::remove_file(&replaced.path)?;
+    }
+    Ok(())
+}
+
+fn append_living(store: &Store, snapshot: &mut RecordFile, records: Vec<Option<Record>>) -> io::Result<()> {
+    let space = locked(&store.space);
+    let lives = |record: &Record| {
+        record.kind == Kind::Put && space.find(record.unit).is_some_and(|live| live.generation == record.generation)
+    };
+    let bytes: Vec<u8> =
+        records.into_iter().flatten().filter(lives).flat_map(|record| record.encode(&snapshot.salt)).collect();
+    drop(space);
+    store.medium.append(&snapshot.file, &bytes, snapshot.records * RECORD_BYTES as u64)?;
+    snapshot.records += bytes.len() as u64 / RECORD_BYTES as u64;
+    Ok(())
+}

@@ -1,0 +1,417 @@
+//! The driver thread of one path: splits transfers into pieces and keeps a bounded number of them in flight.
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use umbp_plugin_api::Status;
+
+use crate::format::UNIT_BYTES;
+use crate::port::{Direction, Done, Port, Request};
+use crate::regions::{CHUNK_BYTES, Registrations};
+use crate::store::{Command, Store, monotonic_ns};
+use crate::transfer::{Bounce, Transfer};
+use crate::verify::Loaded;
+
+/// Longest piece: long enough for a disk's full speed, short enough that a large block does not hold up the others.
+pub(crate) const PIECE_BYTES: u64 = 256 << 10;
+/// Among so many load pieces one store piece goes, so that loads, which go first, do not starve stores for ever.
+const LOADS_PER_STORE: u32 = 16;
+/// How often queued transfers are looked over for passed deadlines.
+const EXPIRY_TICK: Duration = Duration::from_millis(20);
+/// How often one piece is tried again after EINTR, EAGAIN or a transfer that made no progress.
+const RETRIES_MAX: u8 = 16;
+
+/// Where a transfer's memory is, while pieces of it are out.
+struct Active {
+    transfer: Transfer,
+    address: *mut u8,
+    /// Bytes to move: the payload, rounded up to a unit where O_DIRECT wants it.
+    span: u64,
+    issued: u64,
+    outstanding: u32,
+    started: bool,
+    failure: Option<(Status, i32)>,
+    bounce: Option<Bounce>,
+}
+
+#[derive(Clone, Copy)]
+struct Piece {
+    active: usize,
+    address: *mut u8,
+    /// In the file, in bytes.
+    offset: u64,
+    length: u32,
+    buffer: Option<u16>,
+    retries: u8,
+}
+
+struct PieceSlot {
+    generation: u32,
+    piece: Option<Piece>,
+}
+
+/// State of the thread. It outlives a panic of [`Self::run`], so that memory is let go only when the kernel has.
+pub(crate) struct Driver {
+    store: Arc<Store>,
+    port: Box<dyn Port>,
+    registrations: Registrations,
+    actives: Vec<Option<Active>>,
+    free_actives: Vec<usize>,
+    /// Indices of actives that have bytes left to issue.
+    loads: VecDeque<usize>,
+    stores: VecDeque<usize>,
+    pieces: Vec<PieceSlot>,
+    free_pieces: Vec<usize>,
+    loads_in_a_row: u32,
+    direct: bool,
+    stop: Option<Instant>,
+    expired_at: Instant,
+}
+
+impl Driver {
+    /// With `depth` pieces in flight at most.
+    pub(crate) fn new(store: Arc<Store>, port: Box<dyn Port>, depth: u32, direct: bool) -> Self {
+        let depth = depth as usize;
+        Self {
+            registrations: Registrations::new(store.host.clone()),
+            store,
+            port,
+            actives: Vec::new(),
+            free_actives: Vec::new(),
+            loads: VecDeque::new(),
+            stores: VecDeque::new(),
+            pieces: (0..depth).map(|_| PieceSlot { generation: 0, piece: None }).collect(),
+            free_pieces: (0..depth).rev().collect(),
+            loads_in_a_row: 0,
+            direct,
+            stop: None,
+            expired_at: Instant::now(),
+        }
+    }
+
+    /// Until it is told to stop and everything accepted has ended. An error means that the port is broken.
+    pub(crate) fn run(&mut self) -> std::io::Result<()> {
+        let mut done = Vec::new();
+        loop {
+            for command in self.store.inbox.take() {
+                self.obey(command);
+            }
+            self.expire();
+            self.issue();
+            if self.idle() && self.stop.is_some() && self.store.inbox.close_if_empty() {
+                return Ok(());
+            }
+            let waiting = !self.loads.is_empty() || !self.stores.is_empty() || self.stop.is_some();
+            self.port.wait(waiting.then_some(EXPIRY_TICK), &mut done)?;
+            for piece in done.drain(..) {
+                self.complete_piece(piece);
+            }
+        }
+    }
+
+    /// After a panic or a broken port: waits until the kernel has let go of all memory, then fails what is left. The
+    /// status makes the host quarantine the buffers, in case the kernel has not.
+    pub(crate) fn fail_all(mut self, deadline: Duration) {
+        let (until, mut done) = (Instant::now() + deadline, Vec::new());
+        while self.free_pieces.len() < self.pieces.len() && Instant::now() < until {
+            if self.port.wait(Some(EXPIRY_TICK), &mut done).is_err() {
+                break;
+            }
+            for piece in done.drain(..) {
+                if let Some((slot, _)) = self.slot_of(piece.token) {
+                    self.free_piece(slot);
+                }
+            }
+        }
+        let clean = self.free_pieces.len() == self.pieces.len();
+        for mut active in self.actives.drain(..).flatten() {
+            if !clean && let Some(bounce) = active.bounce.as_mut() {
+                bounce.leak();
+            }
+            if !clean && let Some(reserved) = active.transfer.reserved.as_mut() {
+                // A write that is still out must not land in another block.
+                reserved.kept = true;
+            }
+            active.transfer.fail(Status::PANICKED, 0);
+        }
+    }
+
+    fn idle(&self) -> bool {
+        self.actives.len() == self.free_actives.len()
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Transfer(transfer) => self.enqueue(*transfer),
+            Command::Cancel(ids) => self.end_queued(|transfer| {
+                ids.contains(&transfer.ticket.id()).then_some(Status::CANCELLED)
+            }),
+            Command::Register { address, length, reply } => {
+                let _ = reply.send(self.registrations.add(&mut *self.port, address.0, length));
+            }
+            Command::Unregister { buffers, reply } => {
+                self.registrations.remove(&mut *self.port, &buffers);
+                let _ = reply.send(());
+            }
+            Command::Stop(deadline) => self.stop = Some(deadline),
+        }
+    }
+
+    fn enqueue(&mut self, transfer: Transfer) {
+        let direction = transfer.direction;
+        let active = Active {
+            address: transfer.buffer.address,
+            span: transfer.operation.length,
+            transfer,
+            issued: 0,
+            outstanding: 0,
+            started: false,
+            failure: None,
+            bounce: None,
+        };
+        let index = self.free_actives.pop().unwrap_or_else(|| {
+            self.actives.push(None);
+            self.actives.len() - 1
+        });
+        self.actives[index] = Some(active);
+        self.queue(direction).push_back(index);
+    }
+
+    fn queue(&mut self, direction: Direction) -> &mut VecDeque<usize> {
+        match direction {
+            Direction::Load => &mut self.loads,
+            Direction::Store => &mut self.stores,
+        }
+    }
+
+    /// Ends transfers of which no piece is out yet, where `verdict` has a status for them.
+    fn end_queued(&mut self, verdict: impl Fn(&Transfer) -> Option<Status>) {
+        let queued: Vec<usize> = self.loads.iter().chain(&self.stores).copied().collect();
+        for index in queued {
+            let Some(active) = self.actives[index].as_mut() else { continue };
+            let Some(status) = verdict(&active.transfer) else { continue };
+            active.failure = active.failure.or(Some((status, 0)));
+            if active.outstanding == 0 {
+                self.loads.retain(|&other| other != index);
+                self.stores.retain(|&other| other != index);
+                self.finish(index);
+            }
+        }
+    }
+
+    fn expire(&mut self) {
+        let now = Instant::now();
+        if now.duration_since(self.expired_at) < EXPIRY_TICK {
+            return;
+        }
+        self.expired_at = now;
+        let stopped = self.stop.is_some_and(|deadline| now >= deadline);
+        let time = monotonic_ns();
+        self.end_queued(|transfer| match transfer.operation.deadline_ns {
+            _ if stopped => Some(Status::CANCELLED),
+            deadline if deadline != 0 && time >= deadline => Some(Status::TIMED_OUT),
+            _ => None,
+        });
+    }
+
+    fn issue(&mut self) {
+        while !self.free_pieces.is_empty() {
+            let store_turn = self.loads_in_a_row >= LOADS_PER_STORE && !self.stores.is_empty();
+            let direction = if self.loads.is_empty() || store_turn { Direction::Store } else { Direction::Load };
+            let Some(&index) = self.queue(direction).front() else { return };
+            self.loads_in_a_row = if direction == Direction::Load { self.loads_in_a_row + 1 } else { 0 };
+            let Some(active) = self.actives[index].as_mut() else {
+                self.queue(direction).pop_front();
+                continue;
+            };
+            if !active.started {
+                start(active, &self.store, self.direct);
+            }
+            if active.failure.is_some() || active.issued >= active.span {
+                self.queue(direction).pop_front();
+                if self.actives[index].as_ref().is_some_and(|active| active.outstanding == 0) {
+                    self.finish(index);
+                }
+                continue;
+            }
+            let piece = next_piece(index, active);
+            if active.issued >= active.span {
+                self.queue(direction).pop_front();
+            }
+            self.push(piece);
+        }
+    }
+
+    fn push(&mut self, piece: Piece) {
+        let Some(slot) = self.free_pieces.pop() else { return };
+        let Some(active) = self.actives[piece.active].as_mut() else { return };
+        active.outstanding += 1;
+        let direction = active.transfer.direction;
+        self.pieces[slot].piece = Some(piece);
+        self.send(slot, piece, direction);
+    }
+
+    fn send(&mut self, slot: usize, piece: Piece, direction: Direction) {
+        let request = Request {
+            token: u64::from(self.pieces[slot].generation) << 32 | slot as u64,
+            direction,
+            file: self.store.data.as_raw_fd(),
+            address: piece.address,
+            length: piece.length,
+            offset: piece.offset,
+            buffer: piece.buffer,
+        };
+        // SAFETY: the memory is the host's buffer, granted until the completion, or the transfer's own bounce buffer;
+        // both stay until no piece is outstanding.
+        unsafe { self.port.push(request) };
+    }
+
+    /// The slot and piece of a token, if the token is the current one of its slot.
+    fn slot_of(&self, token: u64) -> Option<(usize, Piece)> {
+        let (slot, generation) = (token as u32 as usize, (token >> 32) as u32);
+        let found = self.pieces.get(slot).filter(|slot| slot.generation == generation)?;
+        found.piece.map(|piece| (slot, piece))
+    }
+
+    fn free_piece(&mut self, slot: usize) {
+        self.pieces[slot].piece = None;
+        self.pieces[slot].generation = self.pieces[slot].generation.wrapping_add(1) & 0x7fff_ffff;
+        self.free_pieces.push(slot);
+    }
+
+    fn complete_piece(&mut self, done: Done) {
+        let Some((slot, mut piece)) = self.slot_of(done.token) else {
+            self.store.host.count("stray_completions", 1);
+            return;
+        };
+        let Some(active) = self.actives[piece.active].as_mut() else { return };
+        let direction = active.transfer.direction;
+        match judge(active, &mut piece, done.result, self.direct) {
+            Verdict::Again => {
+                self.store.host.count("short_transfers", 1);
+                self.pieces[slot].piece = Some(piece);
+                self.send(slot, piece, direction);
+                return;
+            }
+            Verdict::Done => {}
+            Verdict::Failed(status, errno) => active.failure = active.failure.or(Some((status, errno))),
+        }
+        active.outstanding -= 1;
+        let ended = active.outstanding == 0 && (active.issued >= active.span || active.failure.is_some());
+        self.free_piece(slot);
+        if ended {
+            // A failed transfer may still wait for its turn, and its place will be taken anew.
+            self.loads.retain(|&index| index != piece.active);
+            self.stores.retain(|&index| index != piece.active);
+            self.finish(piece.active);
+        }
+    }
+
+    fn finish(&mut self, index: usize) {
+        let Some(active) = self.actives[index].take() else { return };
+        self.free_actives.push(index);
+        let Active { transfer, failure, bounce, .. } = active;
+        if let Some((status, errno)) = failure {
+            return self.store.fail(transfer, status, errno);
+        }
+        match transfer.direction {
+            Direction::Load => self.store.verifier.verify(Loaded { store: self.store.clone(), transfer, bounce }),
+            Direction::Store => self.store.keeper.put(transfer),
+        }
+    }
+}
+
+/// Chooses the memory, and makes room in the file.
+fn start(active: &mut Active, store: &Store, direct: bool) {
+    active.started = true;
+    let (length, buffer) = (active.transfer.operation.length, &active.transfer.buffer);
+    if direct {
+        active.span = length.next_multiple_of(UNIT_BYTES);
+        if buffer.room < active.span || !(buffer.address as u64).is_multiple_of(UNIT_BYTES) {
+            store.host.count("bounce", 1);
+            let mut bounce = Bounce::new(active.span as usize);
+            if active.transfer.direction == Direction::Store {
+                // SAFETY: the host grants `length` readable bytes at the buffer until the completion.
+                let payload = unsafe { std::slice::from_raw_parts(buffer.address, length as usize) };
+                bounce.bytes_mut()[..length as usize].copy_from_slice(payload);
+            }
+            active.address = bounce.bytes_mut().as_mut_ptr();
+            active.bounce = Some(bounce);
+        }
+    }
+    if active.transfer.direction == Direction::Store {
+        let end = active.transfer.unit * UNIT_BYTES + active.span;
+        active.failure = store.ensure_length(end).err().map(|error| failure_of(&error));
+    }
+}
+
+fn next_piece(index: usize, active: &mut Active) -> Piece {
+    let buffer = &active.transfer.buffer;
+    let start = active.issued;
+    let length = PIECE_BYTES.min(active.span - start);
+    active.issued += length;
+    let (first, last) = ((buffer.offset + start) / CHUNK_BYTES, (buffer.offset + start + length - 1) / CHUNK_BYTES);
+    let own = active.bounce.is_some() || first != last;
+    Piece {
+        active: index,
+        // SAFETY: `start < span`, and the memory has `span` bytes.
+        address: unsafe { active.address.add(start as usize) },
+        offset: active.transfer.unit * UNIT_BYTES + start,
+        length: length as u32,
+        buffer: if own { None } else { buffer.registered.get(first as usize).copied() },
+        retries: 0,
+    }
+}
+
+enum Verdict {
+    Done,
+    Again,
+    Failed(Status, i32),
+}
+
+fn judge(active: &Active, piece: &mut Piece, result: i32, direct: bool) -> Verdict {
+    let payload_end = active.transfer.unit * UNIT_BYTES + active.transfer.operation.length;
+    let moved = u32::try_from(result).unwrap_or(0);
+    match result {
+        _ if result == -libc::EINTR || result == -libc::EAGAIN => {}
+        _ if result < 0 => {
+            let (status, errno) = failure_of(&std::io::Error::from_raw_os_error(-result));
+            return Verdict::Failed(status, errno);
+        }
+        _ if moved > piece.length => return Verdict::Failed(Status::FAILED, 0),
+        _ if moved == piece.length => return Verdict::Done,
+        _ => {}
+    }
+    // Short. Padding beyond the payload may be missing from the file; payload may not.
+    let load = active.transfer.direction == Direction::Load;
+    if load && result >= 0 && piece.offset + u64::from(moved) >= payload_end {
+        return Verdict::Done;
+    }
+    if load && result == 0 {
+        // The file ends before the block does: it was cut.
+        return Verdict::Failed(Status::CORRUPT, 0);
+    }
+    // With O_DIRECT the rest has to begin at a unit again.
+    let progress = if direct { moved - moved % UNIT_BYTES as u32 } else { moved };
+    if progress == 0 {
+        piece.retries += 1;
+        if piece.retries > RETRIES_MAX {
+            let status = if load && result >= 0 { Status::CORRUPT } else { Status::IO };
+            return Verdict::Failed(status, if result < 0 { -result } else { 0 });
+        }
+    }
+    // SAFETY: `progress` is less than the piece's length.
+    piece.address = unsafe { piece.address.add(progress as usize) };
+    piece.offset += u64::from(progress);
+    piece.length -= progress;
+    Verdict::Again
+}
+
+/// Status and errno of a failed call.
+pub(crate) fn failure_of(error: &std::io::Error) -> (Status, i32) {
+    let errno = error.raw_os_error().unwrap_or(0);
+    let full = matches!(errno, libc::ENOSPC | libc::EDQUOT | libc::EFBIG);
+    (if full { Status::NO_SPACE } else { Status::IO }, errno)
+}

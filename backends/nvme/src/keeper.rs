@@ -1,0 +1,168 @@
+//! The keeper thread of one path: appends the records of finished stores and of deletions, many at a time, and
+//! completes them.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use umbp_plugin_api::Completion;
+
+use crate::driver::failure_of;
+use crate::format::{Kind, Record};
+use crate::queue::{Queue, locked};
+use crate::space::{Live, location};
+use crate::store::Store;
+use crate::ticket::Ticket;
+use crate::transfer::Transfer;
+
+/// Most records of one append.
+const RECORDS_PER_APPEND: usize = 256;
+
+/// What awaits its record.
+pub(crate) enum Entry {
+    /// The payload is written.
+    Put(Box<Transfer>),
+    /// The block is forgotten; its units are still taken.
+    Delete(Deletion),
+}
+
+/// A deletion on its way. Dropped without a record, the block is back.
+pub(crate) struct Deletion {
+    pub(crate) store: Arc<Store>,
+    pub(crate) unit: u64,
+    pub(crate) block: Live,
+    pub(crate) recorded: bool,
+    pub(crate) ticket: Option<Ticket>,
+}
+
+impl Drop for Deletion {
+    fn drop(&mut self) {
+        let mut space = locked(&self.store.space);
+        if self.recorded {
+            space.release(self.unit, u64::from(self.block.length));
+        } else {
+            space.restore(self.unit, self.block);
+        }
+    }
+}
+
+/// Hands entries to the keeper thread.
+pub(crate) struct Keeper(Queue<Entry>);
+
+impl Keeper {
+    /// Nothing to do yet.
+    pub(crate) fn new() -> Self {
+        Self(Queue::new())
+    }
+
+    /// Takes a store whose payload is written.
+    pub(crate) fn put(&self, transfer: Transfer) {
+        drop(self.0.push(Entry::Put(Box::new(transfer))));
+    }
+
+    /// Takes a deletion.
+    pub(crate) fn delete(&self, deletion: Deletion) {
+        drop(self.0.push(Entry::Delete(deletion)));
+    }
+
+    /// Ends the thread once all is done.
+    pub(crate) fn close(&self) {
+        self.0.close();
+    }
+
+    /// Body of the thread. A panic fails the entries at hand and no other (D5).
+    pub(crate) fn run(&self, store: &Arc<Store>) {
+        loop {
+            let mut entries = self.0.pop_all();
+            if entries.is_empty() {
+                return;
+            }
+            while !entries.is_empty() {
+                let rest = entries.split_off(entries.len().min(RECORDS_PER_APPEND));
+                let batch = std::mem::replace(&mut entries, rest);
+                store.await_compaction();
+                if catch_unwind(AssertUnwindSafe(|| record(store, batch))).is_err() {
+                    store.host.count("panics", 1);
+                }
+            }
+        }
+    }
+}
+
+fn record(store: &Arc<Store>, batch: VecDeque<Entry>) {
+    let mut records: Vec<Record> = batch.iter().map(record_of).collect();
+    let mut journal = locked(&store.journal);
+    let appended = journal.append(&*store.medium, &mut records);
+    if let Err(error) = appended {
+        drop(journal);
+        let (status, errno) = failure_of(&error);
+        for entry in batch {
+            match entry {
+                Entry::Put(transfer) => store.fail(*transfer, status, errno),
+                Entry::Delete(mut deletion) => {
+                    let ticket = deletion.ticket.take();
+                    drop(deletion);
+                    if let Some(ticket) = ticket {
+                        ticket.fail(status, errno);
+                    }
+                }
+            }
+        }
+        return;
+    }
+    // Blocks live before the journal is let go, so that a compaction, which begins under its lock, finds them.
+    let mut space = locked(&store.space);
+    for (entry, record) in batch.iter().zip(&records) {
+        if let Entry::Put(transfer) = entry {
+            let block =
+                Live { generation: record.generation, length: record.length, namespace: record.namespace };
+            space.publish(transfer.unit, block);
+        }
+    }
+    drop((space, journal));
+    store.written();
+    for (entry, record) in batch.into_iter().zip(records) {
+        match entry {
+            Entry::Put(mut transfer) => {
+                if let Some(reserved) = transfer.reserved.as_mut() {
+                    reserved.kept = true;
+                }
+                let location = location(store.index, record.unit, record.generation);
+                let length = u64::from(record.length);
+                transfer.succeed(Completion { location, length, ..Completion::default() });
+            }
+            Entry::Delete(mut deletion) => {
+                deletion.recorded = true;
+                let ticket = deletion.ticket.take();
+                drop(deletion);
+                if let Some(ticket) = ticket {
+                    ticket.finish(Completion::default());
+                }
+            }
+        }
+    }
+}
+
+fn record_of(entry: &Entry) -> Record {
+    match entry {
+        Entry::Put(transfer) => {
+            let operation = &transfer.operation;
+            Record {
+                kind: Kind::Put,
+                sequence: 0,
+                generation: 0,
+                unit: transfer.unit,
+                length: operation.length as u32,
+                namespace: transfer.local,
+                checksum: operation.checksum,
+                recency: operation.recency,
+                depth: operation.depth,
+                key: operation.key,
+                parent: operation.parent,
+            }
+        }
+        Entry::Delete(Deletion { unit, block, .. }) => {
+            Record::delete(block.generation, *unit, block.length, block.namespace)
+        }
+    }
+}

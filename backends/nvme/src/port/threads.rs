@@ -1,0 +1,117 @@
+//! A port on threads with pread(2) and pwrite(2), for machines that refuse io_uring.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::{Direction, Done, Port, Request, Wake};
+use crate::queue::{Queue, locked};
+
+/// Most threads of one port: as many pieces are at the kernel at one time; the rest of the depth waits its turn.
+const THREADS_MAX: u32 = 16;
+
+pub(super) struct Threads {
+    orders: Arc<Queue<Request>>,
+    results: Arc<Results>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Results {
+    state: Mutex<(VecDeque<Done>, bool)>,
+    changed: Condvar,
+}
+
+impl Wake for Results {
+    fn wake(&self) {
+        locked(&self.state).1 = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Threads {
+    pub(super) fn new(depth: u32) -> io::Result<Self> {
+        let mut port =
+            Self { orders: Arc::new(Queue::new()), results: Arc::new(Results::default()), threads: Vec::new() };
+        for number in 0..depth.clamp(1, THREADS_MAX) {
+            let (orders, results) = (port.orders.clone(), port.results.clone());
+            let body = move || {
+                while let Some(request) = orders.pop() {
+                    let result = transfer(&request);
+                    locked(&results.state).0.push_back(Done { token: request.token, result });
+                    results.changed.notify_all();
+                }
+            };
+            port.threads.push(std::thread::Builder::new().name(format!("nvme-io-{number}")).spawn(body)?);
+        }
+        Ok(port)
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.orders.close();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Port for Threads {
+    fn waker(&self) -> Arc<dyn Wake> {
+        self.results.clone()
+    }
+
+    fn attach(&mut self, _file: RawFd) -> io::Result<()> {
+        Ok(())
+    }
+
+    unsafe fn register(&mut self, _buffer: u16, _address: *mut u8, _length: usize) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn unregister(&mut self, _buffer: u16) {}
+
+    unsafe fn push(&mut self, request: Request) {
+        if let Err(request) = self.orders.push(request) {
+            locked(&self.results.state).0.push_back(Done { token: request.token, result: -libc::EIO });
+        }
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Done>) -> io::Result<()> {
+        let mut state = locked(&self.results.state);
+        if state.0.is_empty() && !state.1 {
+            state = match timeout {
+                None => self.results.changed.wait(state).unwrap_or_else(|e| e.into_inner()),
+                Some(time) => self.results.changed.wait_timeout(state, time).unwrap_or_else(|e| e.into_inner()).0,
+            };
+        }
+        state.1 = false;
+        done.extend(state.0.drain(..));
+        Ok(())
+    }
+}
+
+fn transfer(request: &Request) -> i32 {
+    let length = request.length as usize;
+    // SAFETY: the driver keeps the file open until all pieces are done.
+    let file = unsafe { BorrowedFd::borrow_raw(request.file) };
+    let moved = match request.direction {
+        // SAFETY: the memory is valid for writes and this piece's alone until it is done.
+        Direction::Load => rustix::io::pread(
+            file,
+            unsafe { std::slice::from_raw_parts_mut(request.address, length) },
+            request.offset,
+        ),
+        // SAFETY: the memory is valid for reads until the piece is done.
+        Direction::Store => rustix::io::pwrite(
+            file,
+            unsafe { std::slice::from_raw_parts(request.address, length) },
+            request.offset,
+        ),
+    };
+    moved.map_or_else(|errno| -errno.raw_os_error(), |count| count as i32)
+}

@@ -1,0 +1,334 @@
+//! One path: its folder, its tables, and its threads.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::fs::SeekFrom;
+use umbp_plugin_api::{Host, OpenError};
+
+use crate::folder::{Folder, environment};
+use crate::format::{RECORD_BYTES, UNIT_BYTES};
+use crate::journal::Journal;
+use crate::keeper::Keeper;
+use crate::namespaces::Namespaces;
+use crate::port::{Medium, Wake};
+use crate::queue::locked;
+use crate::recovery::{Claims, Recovery};
+use crate::regions::Address;
+use crate::space::{Live, Space};
+use crate::transfer::Transfer;
+use crate::verify::Verifier;
+
+/// Least capacity of one path: below it metadata leaves hardly any room for data.
+pub(crate) const CAPACITY_MIN_BYTES: u64 = 1 << 20;
+/// The data file grows in steps, so that writes do not extend it one by one: a sixteenth of the capacity, within these.
+const STEP_MIN_BYTES: u64 = 1 << 20;
+const STEP_MAX_BYTES: u64 = 64 << 20;
+/// A journal shorter than this is not worth a snapshot: a 128th of the capacity, within these.
+const JOURNAL_FLOOR_MIN_BYTES: u64 = 16 << 10;
+const JOURNAL_FLOOR_MAX_BYTES: u64 = 32 << 20;
+/// How long the keeper waits for a snapshot that is being written; then it goes on, and the capacity check in
+/// `reserve` refuses stores where metadata has grown too long.
+const COMPACTION_WAIT: Duration = Duration::from_secs(10);
+
+/// What the driver thread is asked.
+pub(crate) enum Command {
+    /// Move a block.
+    Transfer(Box<Transfer>),
+    /// End queued transfers with these ids.
+    Cancel(Vec<u64>),
+    /// Register memory; answers its buffers.
+    Register { address: Address, length: u64, reply: std::sync::mpsc::Sender<Vec<u16>> },
+    /// Let go of memory.
+    Unregister { buffers: Arc<[u16]>, reply: std::sync::mpsc::Sender<()> },
+    /// End when nothing is left; from this time on, queued transfers are cancelled.
+    Stop(Instant),
+}
+
+/// Commands on their way to the driver thread. Transfers are bounded by their tickets, the rest by the host's calls.
+pub(crate) struct Inbox {
+    state: Mutex<(Vec<Command>, bool)>,
+    waker: OnceLock<Arc<dyn Wake>>,
+    signalled: AtomicBool,
+}
+
+impl Inbox {
+    fn new() -> Self {
+        Self { state: Mutex::new((Vec::new(), false)), waker: OnceLock::new(), signalled: AtomicBool::new(false) }
+    }
+
+    /// Hands over; gives the command back where the thread has ended.
+    pub(crate) fn push(&self, command: Command) -> Result<(), Command> {
+        let mut state = locked(&self.state);
+        if state.1 {
+            return Err(command);
+        }
+        state.0.push(command);
+        drop(state);
+        if !self.signalled.swap(true, Ordering::AcqRel)
+            && let Some(waker) = self.waker.get()
+        {
+            waker.wake();
+        }
+        Ok(())
+    }
+
+    /// Everything handed over so far.
+    pub(crate) fn take(&self) -> Vec<Command> {
+        self.signalled.store(false, Ordering::Release);
+        std::mem::take(&mut locked(&self.state).0)
+    }
+
+    /// Takes nothing any more, if nothing is in it.
+    pub(crate) fn close_if_empty(&self) -> bool {
+        let mut state = locked(&self.state);
+        state.1 |= state.0.is_empty();
+        state.1
+    }
+
+    /// Takes nothing any more; answers what is in it.
+    pub(crate) fn close(&self) -> Vec<Command> {
+        let mut state = locked(&self.state);
+        state.1 = true;
+        std::mem::take(&mut state.0)
+    }
+
+    /// How the driver thread is woken.
+    pub(crate) fn connect(&self, waker: Arc<dyn Wake>) {
+        let _ = self.waker.set(waker);
+    }
+}
+
+/// What the housekeeping thread is asked.
+#[derive(Default)]
+pub(crate) struct Chores {
+    pub(crate) compact: bool,
+    pub(crate) stop: bool,
+}
+
+/// One path. Lock order: `recovery`, `namespaces`, `journal`, `space`; `chores` alone.
+pub(crate) struct Store {
+    pub(crate) index: u8,
+    pub(crate) host: Host,
+    pub(crate) medium: Arc<dyn Medium>,
+    pub(crate) folder: Arc<Folder>,
+    pub(crate) data: File,
+    pub(crate) capacity: u64,
+    pub(crate) space: Mutex<Space>,
+    pub(crate) journal: Mutex<Journal>,
+    pub(crate) namespaces: Mutex<Namespaces>,
+    pub(crate) recovery: Mutex<Recovery>,
+    pub(crate) inbox: Inbox,
+    pub(crate) keeper: Keeper,
+    pub(crate) verifier: Arc<Verifier>,
+    pub(crate) chores: Mutex<Chores>,
+    pub(crate) chores_changed: Condvar,
+    pub(crate) compaction_failed: AtomicBool,
+    metadata_bytes: Arc<AtomicU64>,
+    data_length: AtomicU64,
+    dirty: AtomicBool,
+}
+
+/// What a path is opened with.
+pub(crate) struct Opening {
+    pub(crate) index: usize,
+    pub(crate) count: usize,
+    pub(crate) capacity: u64,
+    pub(crate) host: Host,
+    pub(crate) medium: Arc<dyn Medium>,
+    pub(crate) verifier: Arc<Verifier>,
+}
+
+impl Opening {
+    /// Takes and prepares the folder; nothing is moved yet.
+    pub(crate) fn folder(&self, path: &std::path::Path) -> Result<(Folder, Namespaces), OpenError> {
+        let failed = |what: &str, error: io::Error| environment(path, what, &error);
+        let mut folder = Folder::open(path, self.index, self.count, self.capacity)?;
+        let mut known = if folder.renewed {
+            None
+        } else {
+            Namespaces::load(&folder).map_err(|e| failed("read the namespaces", e))?
+        };
+        let listing = folder.list().map_err(|e| failed("list the folder", e))?;
+        let stored = !listing.journals.is_empty() || listing.snapshot.is_some();
+        if known.is_none() && stored {
+            folder.renew(self.index, self.count, self.capacity).map_err(|e| failed("write the superblock", e))?;
+        }
+        if folder.renewed {
+            known = None;
+            let path = path.display();
+            let text = format!("path {path}: superblock or namespaces are damaged; the store begins anew, empty");
+            self.host.log(umbp_plugin_api::backend::Level::Warn, &text);
+            self.host.count("fallback.renewed", 1);
+        }
+        let listing = folder.list().map_err(|e| failed("list the folder", e))?;
+        for leftover in &listing.leftovers {
+            std::fs::remove_file(leftover).map_err(|e| failed("remove a leftover", e))?;
+        }
+        let known = match known {
+            Some(known) => known,
+            None => Namespaces::create(&folder).map_err(|e| failed("write the namespaces", e))?,
+        };
+        Ok((folder, known))
+    }
+
+    /// The store, once it is known whether O_DIRECT works.
+    pub(crate) fn store(self, folder: Arc<Folder>, namespaces: Namespaces, direct: bool) -> Result<Store, OpenError> {
+        let path = folder.path().to_owned();
+        let failed = |what: &str, error: io::Error| environment(&path, what, &error);
+        let flags = if direct { libc::O_DIRECT } else { 0 };
+        let data = folder.open_file("data", flags).map_err(|e| failed("open the data file", e))?;
+        let step = step(self.capacity);
+        let length = trim(&data, self.capacity, step).map_err(|e| failed("measure the data file", e))?;
+        let listing = folder.list().map_err(|e| failed("list the folder", e))?;
+        let journal = Journal::open(&folder, &listing, &*self.medium).map_err(|e| failed("open the journal", e))?;
+        let recovery = Recovery::new(self.index as u8, journal.files(), length);
+        let floor = (self.capacity / 128).clamp(JOURNAL_FLOOR_MIN_BYTES, JOURNAL_FLOOR_MAX_BYTES);
+        let mut space = Space::new(self.capacity, length.div_ceil(UNIT_BYTES), floor);
+        if length == 0 {
+            space.end_recovery(1);
+        }
+        Ok(Store {
+            index: self.index as u8,
+            host: self.host,
+            medium: self.medium,
+            folder,
+            data,
+            capacity: self.capacity,
+            space: Mutex::new(space),
+            metadata_bytes: journal.bytes(),
+            journal: Mutex::new(journal),
+            namespaces: Mutex::new(namespaces),
+            recovery: Mutex::new(recovery),
+            inbox: Inbox::new(),
+            keeper: Keeper::new(),
+            verifier: self.verifier,
+            chores: Mutex::new(Chores::default()),
+            chores_changed: Condvar::new(),
+            compaction_failed: AtomicBool::new(false),
+            data_length: AtomicU64::new(length),
+            dirty: AtomicBool::new(false),
+        })
+    }
+}
+
+fn step(capacity: u64) -> u64 {
+    (capacity / 16).clamp(STEP_MIN_BYTES, STEP_MAX_BYTES) / UNIT_BYTES * UNIT_BYTES
+}
+
+/// Cuts what was never written off the end of the data file, and what is beyond the capacity; answers its length.
+fn trim(data: &File, capacity: u64, step: u64) -> io::Result<u64> {
+    let length = data.metadata()?.len();
+    let mut end = length;
+    if let Ok(mut at) = rustix::fs::seek(data, SeekFrom::Data(length.saturating_sub(step))) {
+        // Bounded by the number of holes within one step.
+        while let Ok(hole) = rustix::fs::seek(data, SeekFrom::Hole(at)) {
+            end = hole;
+            match rustix::fs::seek(data, SeekFrom::Data(hole)) {
+                Ok(next) if next > hole => at = next,
+                _ => break,
+            }
+        }
+    } else if length > 0 && rustix::fs::seek(data, SeekFrom::Hole(0)).is_ok() {
+        end = length.saturating_sub(step);
+    }
+    // Rounded up where the file reaches that far, so that O_DIRECT reads of the last block stay whole.
+    let kept = end.next_multiple_of(UNIT_BYTES).min(length).min(capacity / UNIT_BYTES * UNIT_BYTES);
+    if kept < length {
+        data.set_len(kept)?;
+    }
+    Ok(kept)
+}
+
+impl Store {
+    /// Takes units for a payload of so many bytes.
+    pub(crate) fn reserve(&self, length: u64) -> Option<u64> {
+        locked(&self.space).reserve(length, self.metadata_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Makes the data file reach `end`. Called by the driver thread alone.
+    pub(crate) fn ensure_length(&self, end: u64) -> io::Result<()> {
+        if end <= self.data_length.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let limit = (self.capacity / UNIT_BYTES * UNIT_BYTES).max(end);
+        let length = end.next_multiple_of(step(self.capacity)).min(limit);
+        self.medium.extend(&self.data, length)?;
+        self.data_length.store(length, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Records were appended.
+    pub(crate) fn written(&self) {
+        self.dirty.store(true, Ordering::Release);
+        if locked(&self.journal).uncovered() > self.trigger_records() && locked(&self.space).recovered() {
+            locked(&self.chores).compact = true;
+            self.chores_changed.notify_all();
+        }
+    }
+
+    fn trigger_records(&self) -> u64 {
+        let floor = (self.capacity / 128).clamp(JOURNAL_FLOOR_MIN_BYTES, JOURNAL_FLOOR_MAX_BYTES);
+        (floor / RECORD_BYTES as u64).max(locked(&self.space).resident().0 / 2)
+    }
+
+    /// Holds the keeper back while a snapshot is due and the journal has grown to twice what makes it due.
+    pub(crate) fn await_compaction(&self) {
+        let deadline = Instant::now() + COMPACTION_WAIT;
+        loop {
+            let over = locked(&self.journal).uncovered() > 2 * self.trigger_records();
+            let chores = locked(&self.chores);
+            let left = deadline.saturating_duration_since(Instant::now());
+            let hopeless = self.compaction_failed.load(Ordering::Relaxed) || chores.stop;
+            if !over || !chores.compact || hopeless || left.is_zero() {
+                return;
+            }
+            drop(self.chores_changed.wait_timeout(chores, left));
+        }
+    }
+
+    /// Makes what was completed durable: data first, so that a durable record seldom lacks its data.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        if !self.dirty.swap(false, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let result = self.medium.sync(&self.data).and_then(|()| {
+            let files = locked(&self.journal).files();
+            files.iter().try_for_each(|file| self.medium.sync(&file.file))
+        });
+        if result.is_err() {
+            self.dirty.store(true, Ordering::Release);
+            self.host.count("sync_errors", 1);
+        }
+        result
+    }
+
+    /// Bytes of all files on the disk, as du counts them.
+    pub(crate) fn medium_bytes(&self) -> u64 {
+        let of = |metadata: io::Result<std::fs::Metadata>| metadata.map_or(0, |found| found.blocks() * 512);
+        let files = locked(&self.journal).files();
+        let records: u64 = files.iter().map(|file| of(file.file.metadata())).sum();
+        let small = ["superblock", "namespaces", "lock"].map(|name| of(std::fs::metadata(self.folder.file(name))));
+        of(self.data.metadata()) + records + small.iter().sum::<u64>()
+    }
+}
+
+impl Claims for Store {
+    fn host_id(&self, local: u32) -> Option<u32> {
+        locked(&self.namespaces).host_id(local)
+    }
+
+    fn claim(&self, unit: u64, block: Live) -> bool {
+        locked(&self.space).recover(unit, block)
+    }
+}
+
+/// CLOCK_MONOTONIC, as deadlines have it.
+pub(crate) fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
