@@ -395,7 +395,8 @@ impl Backend for Nvme {
             self.stores.iter().for_each(|store| locked(&store.namespaces).seal());
         }
         let ended = locked(&store.recovery).next(limit.max(1), &**store, blocks).map_err(|error| {
-            self.host.log(Level::Error, &format!("path {}: cannot read a record: {error}", store.folder.path().display()));
+            self.host
+                .log(Level::Error, &format!("path {}: cannot read a record: {error}", store.folder.path().display()));
             Status::IO
         })?;
         if ended {

@@ -145,9 +145,9 @@ impl Driver {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Transfer(transfer) => self.enqueue(*transfer),
-            Command::Cancel(ids) => self.end_queued(|transfer| {
-                ids.contains(&transfer.ticket.id()).then_some(Status::CANCELLED)
-            }),
+            Command::Cancel(ids) => {
+                self.end_queued(|transfer| ids.contains(&transfer.ticket.id()).then_some(Status::CANCELLED))
+            }
             Command::Register { address, length, reply } => {
                 let _ = reply.send(self.registrations.add(&mut *self.port, address.0, length));
             }

@@ -174,7 +174,8 @@ fn lock(path: &Path) -> Result<File, OpenError> {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let holder = std::fs::read_to_string(&name).unwrap_or_default();
-            let holder = holder.trim().parse::<u32>().map_or("another process".to_owned(), |pid| format!("process {pid}"));
+            let holder =
+                holder.trim().parse::<u32>().map_or("another process".to_owned(), |pid| format!("process {pid}"));
             let path = path.display();
             return Err(OpenError::Locked(format!(
                 "path {path} is in use by {holder}: stop it, or name another folder in `paths`"

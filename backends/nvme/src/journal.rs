@@ -70,9 +70,7 @@ pub(crate) struct Journal {
 impl Journal {
     /// Opens the newest journal, cuts its torn tail, and goes on there; begins the first one in a new store.
     pub(crate) fn open(folder: &Folder, listing: &Listing, medium: &dyn Medium) -> io::Result<Self> {
-        let open = |number: u64| {
-            RecordFile::open(folder, &journal_name(number), Salt::journal(folder.uuid(), number))
-        };
+        let open = |number: u64| RecordFile::open(folder, &journal_name(number), Salt::journal(folder.uuid(), number));
         let snapshot = match listing.snapshot {
             Some(n) => Some(RecordFile::open(folder, &snapshot_name(n), Salt::snapshot(folder.uuid(), n))?),
             None => None,

@@ -86,14 +86,12 @@ pub(crate) fn launch(
     let (medium, host, options_) = (opening.medium.clone(), opening.host.clone(), options.clone());
     let probed = folder.clone();
     let number = opening.index;
-    threads.spawn(&format!("nvme-ring-{number}"), move || {
-        match set_up(&probed, &options_, &*medium, &host) {
-            Err(error) => drop(told.send(Err(error))),
-            Ok((port, setup)) => {
-                drop(told.send(Ok(setup)));
-                if let Ok(store) = taken.recv() {
-                    drive(store, port, options_.depth);
-                }
+    threads.spawn(&format!("nvme-ring-{number}"), move || match set_up(&probed, &options_, &*medium, &host) {
+        Err(error) => drop(told.send(Err(error))),
+        Ok((port, setup)) => {
+            drop(told.send(Ok(setup)));
+            if let Ok(store) = taken.recv() {
+                drive(store, port, options_.depth);
             }
         }
     })?;

@@ -109,8 +109,7 @@ impl Recovery {
         }
         let length = u64::from(record.length);
         let ended = self.ended.remove(&record.generation);
-        let fits = record.unit + units_of(length) <= self.units
-            && record.unit * UNIT_BYTES + length <= self.data_bytes;
+        let fits = record.unit + units_of(length) <= self.units && record.unit * UNIT_BYTES + length <= self.data_bytes;
         if !fits {
             self.beyond_end += u64::from(!ended);
         }

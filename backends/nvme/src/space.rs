@@ -60,16 +60,7 @@ impl Space {
         let high_water = high_water.min(units);
         let mut area = Extents::new(units);
         let unseen = area.claim(0, high_water).then(|| Extents::new(high_water));
-        Self {
-            area,
-            live: BTreeMap::new(),
-            unseen,
-            high_water,
-            pending: 0,
-            resident_bytes: 0,
-            capacity,
-            journal_floor,
-        }
+        Self { area, live: BTreeMap::new(), unseen, high_water, pending: 0, resident_bytes: 0, capacity, journal_floor }
     }
 
     /// Takes units for a payload; `metadata` is what journals and snapshots take up now, in bytes. `None`: no room,

@@ -69,7 +69,7 @@ fn alignment(file: &File) -> Result<String, String> {
     if memory == 0 || offset == 0 {
         return Err("statx reports that the file system has no O_DIRECT".to_owned());
     }
-    if UNIT_BYTES % memory != 0 || UNIT_BYTES % offset != 0 {
+    if !UNIT_BYTES.is_multiple_of(memory) || !UNIT_BYTES.is_multiple_of(offset) {
         return Err(format!("O_DIRECT here needs {memory}-byte memory and {offset}-byte offsets; 4096 is used"));
     }
     Ok(format!("4096-byte alignment ({offset} needed)"))
@@ -104,8 +104,6 @@ fn move_all(port: &mut dyn Port, file: &File, direction: Direction, memory: &mut
         }
         Some(piece) if piece.result == length as i32 => Ok(()),
         Some(piece) if piece.result >= 0 => Err(format!("an O_DIRECT {verb} moved {} of {length} bytes", piece.result)),
-        Some(piece) => {
-            Err(format!("an O_DIRECT {verb} fails: {}", io::Error::from_raw_os_error(-piece.result)))
-        }
+        Some(piece) => Err(format!("an O_DIRECT {verb} fails: {}", io::Error::from_raw_os_error(-piece.result))),
     }
 }

@@ -100,18 +100,16 @@ fn transfer(request: &Request) -> i32 {
     // SAFETY: the driver keeps the file open until all pieces are done.
     let file = unsafe { BorrowedFd::borrow_raw(request.file) };
     let moved = match request.direction {
-        // SAFETY: the memory is valid for writes and this piece's alone until it is done.
-        Direction::Load => rustix::io::pread(
-            file,
-            unsafe { std::slice::from_raw_parts_mut(request.address, length) },
-            request.offset,
-        ),
-        // SAFETY: the memory is valid for reads until the piece is done.
-        Direction::Store => rustix::io::pwrite(
-            file,
-            unsafe { std::slice::from_raw_parts(request.address, length) },
-            request.offset,
-        ),
+        Direction::Load => {
+            // SAFETY: the memory is valid for writes and this piece's alone until it is done.
+            let memory = unsafe { std::slice::from_raw_parts_mut(request.address, length) };
+            rustix::io::pread(file, memory, request.offset)
+        }
+        Direction::Store => {
+            // SAFETY: the memory is valid for reads until the piece is done.
+            let memory = unsafe { std::slice::from_raw_parts(request.address, length) };
+            rustix::io::pwrite(file, memory, request.offset)
+        }
     };
     moved.map_or_else(|errno| -errno.raw_os_error(), |count| count as i32)
 }

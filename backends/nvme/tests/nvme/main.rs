@@ -1,0 +1,4 @@
+//! The nvme backend through its seam, with real files on the disk of the build.
+
+mod common;
+mod io;
