@@ -3,21 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use umbp_config::{Config, ConfigErrors, HostFacts, Source};
+use umbp_plugin_api::kit::{Source as Kind, built};
 use umbpd::check::check;
 
-/// The folder of the shared objects: as `cargo xtask test` names it, else where cargo puts them.
+/// The folder with the dram plugin.
 fn plugins() -> PathBuf {
-    let beside = || {
-        let own = std::env::current_exe().expect("the test's own file");
-        own.parent().and_then(Path::parent).expect("target folder").to_owned()
-    };
-    let folder = std::env::var_os("UMBP_TEST_PLUGINS").map_or_else(beside, PathBuf::from);
-    assert!(
-        folder.join("libumbp_backend_dram.so").exists(),
-        "no dram plugin in {}: run `cargo xtask test`",
-        folder.display()
-    );
-    folder
+    let dram = built(Kind::Package("umbp-plugin-dram"), "libumbp_backend_dram.so");
+    dram.parent().unwrap().to_owned()
 }
 
 /// Loads and checks a file `umbp.toml`, with the folder of the plugins in `plugin_dirs`.
@@ -84,6 +76,17 @@ fn a_backend_that_is_not_there_is_refused_with_the_folders_that_were_searched() 
 fn a_file_that_is_no_plugin_is_refused_with_its_path() {
     let toml = DRAM.replace("backend = \"dram\"", "backend = \"{folder}/text.so\"");
     refused(&toml, &["tier.dram.backend", "text.so", "umbp.toml:3:11"]);
+}
+
+#[test]
+fn a_first_tier_that_is_not_mappable_is_refused() {
+    let path = built(Kind::Outside("examples/backend-filesystem"), "libumbp_backend_filesystem.so");
+    let files = DRAM.replace("\"dram\"", "\"files\"").replace("backend = \"files\"", &format!("backend = {path:?}"));
+    let files = format!("{files}[tier.options]\npath = \"{{folder}}\"\n");
+    refused(&format!("{files}{DRAM}"), &["tier.files.backend", "must be mappable", "move the tier \"dram\"", ":3:11"]);
+    let right = format!("{DRAM}{files}");
+    let printed = checked(&right).map_err(|errors| errors.lines()).unwrap();
+    assert!(printed.contains("# tier.files: backend filesystem"), "{printed}");
 }
 
 #[test]
