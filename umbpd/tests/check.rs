@@ -1,14 +1,17 @@
 //! `umbpd check`: each plugin is really loaded and asked.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use umbp_config::{Config, ConfigErrors, HostFacts, Source};
-use umbp_plugin_api::kit::{Source as Kind, built};
+use umbp_plugin_api::built::built;
 use umbpd::check::check;
 
-/// The folder with the dram plugin.
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// The folder with the plugins of dram and nvme.
 fn plugins() -> PathBuf {
-    let dram = built(Kind::Package("umbp-plugin-dram"), "libumbp_backend_dram.so");
+    let [dram, nvme] = ["dram", "nvme"].map(|name| built(format!("{ROOT}/backends/{name}/plugin"), &[]));
+    assert_eq!(dram.parent(), nvme.parent());
     dram.parent().unwrap().to_owned()
 }
 
@@ -80,7 +83,7 @@ fn a_file_that_is_no_plugin_is_refused_with_its_path() {
 
 #[test]
 fn a_first_tier_that_is_not_mappable_is_refused() {
-    let path = built(Kind::Outside("examples/backend-filesystem"), "libumbp_backend_filesystem.so");
+    let path = built(format!("{ROOT}/examples/backend-filesystem"), &[]);
     let files = DRAM.replace("\"dram\"", "\"files\"").replace("backend = \"files\"", &format!("backend = {path:?}"));
     let files = format!("{files}[tier.options]\npath = \"{{folder}}\"\n");
     refused(&format!("{files}{DRAM}"), &["tier.files.backend", "must be mappable", "move the tier \"dram\"", ":3:11"]);
@@ -120,9 +123,8 @@ fn tenants_of_one_user_are_told_to_be_one_trust_domain() {
 
 #[test]
 fn the_shipped_deployments_pass() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/deployments");
     for name in ["local.toml", "dram-only.toml"] {
-        let toml = std::fs::read_to_string(Path::new(folder).join(name)).unwrap();
-        assert!(checked(&toml).is_ok(), "{name}");
+        let toml = std::fs::read_to_string(format!("{ROOT}/config/deployments/{name}")).unwrap();
+        checked(&toml).unwrap_or_else(|errors| panic!("{name}: {}", errors.lines()));
     }
 }
