@@ -147,7 +147,7 @@ pub trait HostServices: Send + Sync {
     fn complete(&self, completions: &[Completion]);
 }
 
-/// The host, as a backend holds it: cheap to clone, valid until after `shutdown`.
+/// The host, as a backend holds it: cheap to clone, valid until the process ends.
 #[derive(Clone)]
 pub struct Host(pub Arc<dyn HostServices>);
 

@@ -13,7 +13,8 @@ use crate::types::Status;
 
 use super::guard::{Guard, emit_open_error};
 use super::object::{BackendObject, Object_TO, Root, RootRef, role};
-use super::plain::{ConfigRaw, Emit, OpenedRaw, Records, Text, error_kind, record};
+use super::plain::{Emit, Records, record};
+use super::raw::{ConfigRaw, OpenedRaw, Text, error_kind};
 use super::services::Services;
 
 /// The header of the root module of a plugin that exports `T`.

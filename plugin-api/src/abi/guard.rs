@@ -16,7 +16,8 @@ use crate::thread::guarded;
 use crate::types::{Operation, Status, Submitted, code};
 
 use super::object::Object;
-use super::plain::{CursorRaw, Emit, NamespaceRaw, Records, SegmentRaw, StatsRaw, Text, error_kind, record};
+use super::plain::{Emit, Records, record};
+use super::raw::{CursorRaw, NamespaceRaw, SegmentRaw, StatsRaw, Text, error_kind};
 use super::services::Services;
 
 const OPEN: u8 = 0;

@@ -11,6 +11,8 @@ use abi_stable::std_types::RSlice;
 
 use crate::types::{Completion, Operation, RecoveredBlock, Run};
 
+use super::raw::{ErrorRaw, Text};
+
 /// A struct that crosses as bytes.
 ///
 /// # Safety
@@ -29,161 +31,7 @@ macro_rules! plain {
         unsafe impl Plain for $name {}
     };
 }
-
-/// A text or a stretch of bytes that is valid during the call which hands it over.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Text {
-    address: u64,
-    length: u64,
-}
-plain!(Text { address: u64, length: u64 });
-
-impl Text {
-    /// Borrows `bytes`; the caller keeps them alive during the call.
-    pub fn of(bytes: &[u8]) -> Self {
-        Self { address: bytes.as_ptr() as u64, length: bytes.len() as u64 }
-    }
-
-    /// Copies the bytes out.
-    ///
-    /// # Safety
-    /// The other side keeps the contract: the bytes are valid during this call.
-    pub unsafe fn bytes(self) -> Vec<u8> {
-        if self.address == 0 || self.length == 0 {
-            return Vec::new();
-        }
-        // SAFETY: the caller vouches for address and length.
-        unsafe { std::slice::from_raw_parts(self.address as *const u8, self.length as usize) }.to_vec()
-    }
-
-    /// Copies the text out; bytes that are not UTF-8 are replaced.
-    ///
-    /// # Safety
-    /// As for [`Text::bytes`].
-    pub unsafe fn string(self) -> String {
-        // SAFETY: the caller's promise is passed on.
-        let bytes = unsafe { self.bytes() };
-        String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
-    }
-}
-
-/// What `open` is asked for.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ConfigRaw {
-    /// Name of the tier.
-    pub tier: Text,
-    /// The options' TOML text.
-    pub options: Text,
-    /// Most bytes.
-    pub capacity: u64,
-    /// Most operations in flight.
-    pub slots: u32,
-    /// Zero.
-    pub reserved: u32,
-}
-plain!(ConfigRaw { tier: Text, options: Text, capacity: u64, slots: u32, reserved: u32 });
-
-/// What `open` found out.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct OpenedRaw {
-    /// Multiple of buffers and offsets, in bytes.
-    pub alignment: u64,
-    /// Longest payload, in bytes.
-    pub largest_payload: u64,
-    /// 1 if it answers `file_extent`.
-    pub file_extent: u32,
-    /// Zero.
-    pub reserved: u32,
-    /// One line for a person.
-    pub report: Text,
-}
-plain!(OpenedRaw { alignment: u64, largest_payload: u64, file_extent: u32, reserved: u32, report: Text });
-
-/// Kinds of [`ErrorRaw`].
-pub mod error_kind {
-    /// The options are wrong; the span is set.
-    pub const OPTIONS: u32 = 1;
-    /// Another process holds the storage.
-    pub const LOCKED: u32 = 2;
-    /// The size cannot be had.
-    pub const TOO_LARGE: u32 = 3;
-    /// The machine lacks something. Also what an unknown kind is read as.
-    pub const ENVIRONMENT: u32 = 4;
-    /// The backend panicked.
-    pub const PANICKED: u32 = 5;
-}
-
-/// Why a call failed.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ErrorRaw {
-    /// One of [`error_kind`].
-    pub kind: u32,
-    /// Zero.
-    pub reserved: u32,
-    /// Start of the fault in the options, in bytes.
-    pub span_start: u64,
-    /// Its end.
-    pub span_end: u64,
-    /// For a person.
-    pub message: Text,
-}
-plain!(ErrorRaw { kind: u32, reserved: u32, span_start: u64, span_end: u64, message: Text });
-
-/// A segment that the backend made; the fd changes hands with this record.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SegmentRaw {
-    /// Where the backend has it mapped.
-    pub address: u64,
-    /// Bytes.
-    pub length: u64,
-    /// The sealed memfd.
-    pub fd: i32,
-    /// Zero.
-    pub reserved: u32,
-}
-plain!(SegmentRaw { address: u64, length: u64, fd: i32, reserved: u32 });
-
-/// A namespace of an earlier life.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NamespaceRaw {
-    /// Its digest.
-    pub digest: [u8; 32],
-    /// Its descriptor.
-    pub descriptor: Text,
-}
-plain!(NamespaceRaw { digest: [u8; 32], descriptor: Text });
-
-/// Where a page of recovery ends.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct CursorRaw {
-    /// For the next call.
-    pub cursor: u64,
-    /// 1 if more follows.
-    pub more: u32,
-    /// Zero.
-    pub reserved: u32,
-}
-plain!(CursorRaw { cursor: u64, more: u32, reserved: u32 });
-
-/// Figures of now.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct StatsRaw {
-    /// Payload bytes.
-    pub resident_bytes: u64,
-    /// Bytes on the medium.
-    pub medium_bytes: u64,
-    /// Blocks.
-    pub blocks: u64,
-}
-plain!(StatsRaw { resident_bytes: u64, medium_bytes: u64, blocks: u64 });
+pub(super) use plain;
 
 // Of the structs in `types`, whose fields are documented there, the sizes are frozen for this minor version.
 const GROWN: usize = if cfg!(feature = "__grown") { 8 } else { 0 };
@@ -197,6 +45,29 @@ unsafe impl Plain for Run {}
 unsafe impl Plain for Completion {}
 // SAFETY: as above.
 unsafe impl Plain for RecoveredBlock {}
+
+impl Operation {
+    /// Movers: lets the operation name these runs. The caller keeps them alive while the operation is submitted.
+    pub fn name_runs(&mut self, runs: &[Run]) {
+        self.runs = runs.as_ptr() as u64;
+        self.runs_count = u32::try_from(runs.len()).unwrap_or(u32::MAX);
+        self.runs_stride = size_of::<Run>() as u32;
+    }
+
+    /// Movers: copies the runs out, each cut or filled with zeros to this side's size.
+    ///
+    /// # Safety
+    /// The operation is one of those that `submit` was called with, and `submit` has not returned.
+    pub unsafe fn copy_runs(&self) -> Vec<Run> {
+        let length = u64::from(self.runs_count) * u64::from(self.runs_stride);
+        if self.runs == 0 || length == 0 {
+            return Vec::new();
+        }
+        // SAFETY: the host keeps so many bytes valid until `submit` returns.
+        let bytes = unsafe { std::slice::from_raw_parts(self.runs as *const u8, length as usize) };
+        Records::with_stride(bytes, u64::from(self.runs_stride)).iter().collect()
+    }
+}
 
 /// The bytes of one value.
 pub fn bytes_of<T: Plain>(value: &T) -> &[u8] {
@@ -283,19 +154,19 @@ impl<'a> Records<'a> {
 
 /// Kinds of records that a call answers through [`Emit`]. A kind that the host does not know is passed over.
 pub mod record {
-    /// [`super::ErrorRaw`].
+    /// [`crate::abi::raw::ErrorRaw`].
     pub const ERROR: u32 = 1;
-    /// [`super::OpenedRaw`].
+    /// [`crate::abi::raw::OpenedRaw`].
     pub const OPENED: u32 = 2;
-    /// [`super::SegmentRaw`].
+    /// [`crate::abi::raw::SegmentRaw`].
     pub const SEGMENT: u32 = 3;
-    /// [`super::NamespaceRaw`].
+    /// [`crate::abi::raw::NamespaceRaw`].
     pub const NAMESPACE: u32 = 4;
     /// [`crate::types::RecoveredBlock`].
     pub const BLOCK: u32 = 5;
-    /// [`super::CursorRaw`].
+    /// [`crate::abi::raw::CursorRaw`].
     pub const CURSOR: u32 = 6;
-    /// [`super::StatsRaw`].
+    /// [`crate::abi::raw::StatsRaw`].
     pub const STATS: u32 = 7;
     /// Bytes: resolved options, or an extension's answer.
     pub const BYTES: u32 = 8;
@@ -357,5 +228,61 @@ impl<'a> Emit<'a> {
             message: Text::of(message.as_bytes()),
         };
         self.one(record::ERROR, &raw);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_of_any_stride_are_read_as_far_as_both_know_them() {
+        let runs: Vec<Run> = (1..4).map(|at| Run { region: at, length: 10 * at, ..Run::default() }).collect();
+        let bytes = bytes_of_slice(&runs);
+        for stride in [8, 16, 24, 32, 40, 1000] {
+            // The other side knows `stride` bytes of each.
+            let mut foreign = Vec::new();
+            for run in bytes.chunks_exact(size_of::<Run>()) {
+                let mut record = run.to_vec();
+                record.resize(stride, 0xee);
+                foreign.extend(record);
+            }
+            let records = Records::with_stride(&foreign, stride as u64);
+            let found: Vec<_> = records.to_slice::<Run>().iter().map(|run| (run.region, run.length)).collect();
+            let known = |length| if stride >= 24 { length } else { 0 };
+            assert_eq!(found, [(1, known(10)), (2, known(20)), (3, known(30))], "stride {stride}");
+        }
+    }
+
+    #[test]
+    fn records_of_no_stride_or_of_no_bytes_are_no_panic() {
+        for (bytes, stride, count) in
+            [(&[][..], 0, 0), (&[][..], 8, 0), (&[1, 2, 3][..], 8, 0), (&[1, 2][..], u64::MAX, 0)]
+        {
+            let records = Records::with_stride(bytes, stride);
+            assert_eq!((records.count(), records.first::<Run>().region), (count, 0));
+        }
+        assert_eq!(Records::with_stride(&[1, 2], 0).count(), 2);
+    }
+
+    #[test]
+    fn unaligned_records_are_copied() {
+        let run = Run { region: 7, ..Run::default() };
+        let mut bytes = vec![0];
+        bytes.extend_from_slice(bytes_of(&run));
+        let records = Records::with_stride(&bytes[1..], size_of::<Run>() as u64);
+        assert_eq!(records.to_slice::<Run>()[0].region, 7);
+    }
+
+    #[test]
+    fn an_operation_carries_its_runs() {
+        let runs = [Run { region: 1, ..Run::default() }, Run { region: 2, ..Run::default() }];
+        let mut operation = Operation::default();
+        // SAFETY: it names none.
+        assert!(unsafe { operation.copy_runs() }.is_empty());
+        operation.name_runs(&runs);
+        // SAFETY: `runs` is alive.
+        let copied = unsafe { operation.copy_runs() };
+        assert_eq!(copied.iter().map(|run| run.region).collect::<Vec<_>>(), [1, 2]);
     }
 }

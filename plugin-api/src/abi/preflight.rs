@@ -64,3 +64,19 @@ impl Preflight {
         reserved: [0; 2],
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn p01_the_preflight_record_never_changes() {
+        let record = Preflight { api_major: 1, api_minor: 2, flags: 3, ..Preflight::CURRENT };
+        // SAFETY: integers without padding.
+        let bytes: [u8; 32] = unsafe { std::mem::transmute(record) };
+        let words: Vec<u32> =
+            bytes[8..].chunks_exact(4).map(|w| u32::from_ne_bytes(w.try_into().expect("4"))).collect();
+        assert_eq!((&bytes[..8], &words[..]), (b"UMBPPLUG".as_slice(), [1, 2, 32, 3, 0, 0].as_slice()));
+        assert_eq!([PREFLIGHT_SYMBOL, ROOT_SYMBOL], ["umbp_plugin_preflight_v1", "umbp_plugin_root_v1"]);
+    }
+}

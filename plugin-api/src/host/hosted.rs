@@ -7,7 +7,8 @@ use std::time::Duration;
 use abi_stable::std_types::RStr;
 
 use crate::abi::object::BackendObject;
-use crate::abi::plain::{CursorRaw, Emit, ErrorRaw, NamespaceRaw, Records, SegmentRaw, StatsRaw, record};
+use crate::abi::plain::{Emit, Records, record};
+use crate::abi::raw::{CursorRaw, ErrorRaw, NamespaceRaw, SegmentRaw, StatsRaw};
 use crate::backend::{RecoveredNamespace, Recovery, Segment, Stats};
 use crate::types::{Operation, RecoveredBlock, Status, Submitted};
 

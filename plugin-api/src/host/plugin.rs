@@ -9,8 +9,9 @@ use abi_stable::std_types::{ROption, RStr};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::abi::object::{RootRef, role};
-use crate::abi::plain::{ConfigRaw, Emit, OpenedRaw, Records, Text, record};
+use crate::abi::plain::{Emit, Records, record};
 use crate::abi::preflight::{API_MAJOR, FLAGS_KNOWN, FLAGS_REQUIRED, MAGIC, PREFLIGHT_SYMBOL, Preflight, ROOT_SYMBOL};
+use crate::abi::raw::{ConfigRaw, OpenedRaw, Text};
 use crate::backend::{HostServices, OpenConfig, OpenError, Opened, OptionsError, Role};
 use crate::types::Status;
 
@@ -251,7 +252,7 @@ impl Failure {
 
     /// As the error of an `open`, whose options were `text`.
     pub(super) fn open(self, text: &str) -> HostOpenError {
-        use crate::abi::plain::error_kind as kind;
+        use crate::abi::raw::error_kind as kind;
         HostOpenError::Open(match self.kind {
             kind::OPTIONS => OpenError::Options(self.options(text)),
             kind::LOCKED => OpenError::Locked(self.message),
