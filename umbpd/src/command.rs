@@ -6,7 +6,7 @@ use umbp_config::{Config, ConfigErrors, Source};
 
 use crate::args::{Args, Command};
 use crate::check;
-use crate::daemon::{Daemon, StartError};
+use crate::daemon::{Daemon, StartError, StartOptions};
 use crate::loader::chain;
 use crate::process;
 
@@ -55,7 +55,7 @@ fn serve(source: &Source) -> ExitCode {
     };
     config.notices().iter().for_each(|notice| tracing::warn!("{notice}"));
     let origin = source.file.as_ref().map_or("embedded default".to_owned(), |file| file.display().to_string());
-    let daemon = match Daemon::start(config, &origin) {
+    let daemon = match Daemon::start(config, &StartOptions::new(origin)) {
         Ok(daemon) => daemon,
         Err(StartError::Config(errors)) => return refuse_config(errors),
         Err(error) => return refuse(&chain(&error)),

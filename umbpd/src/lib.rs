@@ -21,4 +21,4 @@ pub mod process;
 pub mod session;
 pub mod tier;
 
-pub use daemon::{Daemon, StartError};
+pub use daemon::{Daemon, StartError, StartOptions};

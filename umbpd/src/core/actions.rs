@@ -5,7 +5,6 @@ use umbp_protocol::message::{Event, SegmentId, SessionId};
 
 use super::hub::{Hub, Retiring};
 use crate::engine::api::{Action, TierIndex, TierState};
-use crate::tier::inbox::Message;
 use crate::tier::{Command, SegmentInfo};
 
 impl Hub {
@@ -39,7 +38,7 @@ impl Hub {
             Action::NamespacePut { tier, id, digest, descriptor } => {
                 // Without it every later operation of the namespace would be refused one by one.
                 if self.command(tier, Command::NamespacePut { id, digest, descriptor }).is_err() {
-                    self.inbox.push(tier, Message::Failed("its command queue is full: it does not return".to_owned()));
+                    self.give_up(tier);
                 }
             }
             Action::Push { session, event } => self.push(session, &event),
@@ -73,6 +72,14 @@ impl Hub {
         }
     }
 
+    /// A command that must not be lost does not fit: without it the tier is of no use.
+    fn give_up(&self, tier: TierIndex) {
+        let tiers = self.tiers.borrow();
+        if let Some(link) = tiers.get(usize::from(tier.0)).and_then(|seat| seat.link.as_ref()) {
+            link.services.fail("its command queue is full: the plugin does not return".to_owned());
+        }
+    }
+
     fn count(&self, tier: TierIndex, name: &str) {
         let tiers = self.tiers.borrow();
         if let Some(link) = tiers.get(usize::from(tier.0)).and_then(|seat| seat.link.as_ref()) {
@@ -101,7 +108,7 @@ impl Hub {
         for tier in self.open_tiers_below() {
             let command = Command::RegionRegister { id: info.id, address: info.address, length: info.length };
             if self.command(tier, command).is_err() {
-                self.inbox.push(tier, Message::Failed("its command queue is full: it does not return".to_owned()));
+                self.give_up(tier);
             }
         }
         let length = info.length;
@@ -156,7 +163,7 @@ impl Hub {
         self.next_segment.set(new + 1);
         let command = Command::SegmentRecreate { old: info.id, new: u64::from(new), length: info.length };
         if self.command(TierIndex(0), command).is_err() {
-            self.inbox.push(TierIndex(0), Message::Failed("its command queue is full: it does not return".to_owned()));
+            self.give_up(TierIndex(0));
         }
     }
 

@@ -48,6 +48,8 @@ pub struct TierSeat {
     pub report: String,
     /// Its thread; none where the plugin is not open.
     pub link: Option<TierLink>,
+    /// Its thread is still in the plugin's open, and nobody waits for it any more.
+    pub abandoned: bool,
     /// The plugin recovers.
     pub persistent: bool,
     /// How far that is.

@@ -8,4 +8,4 @@ mod start;
 mod stop;
 
 pub use run::Ended;
-pub use start::{Daemon, StartError};
+pub use start::{Daemon, StartError, StartOptions};

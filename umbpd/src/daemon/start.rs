@@ -28,6 +28,22 @@ const OPEN_MS_PER_GIB: u64 = 1_000;
 /// Tiers that are open already get this long to close when the start is refused.
 const REFUSED_SHUTDOWN_MS: u64 = 2_000;
 
+/// What a start is told besides the deployment.
+#[derive(Clone, Debug)]
+pub struct StartOptions {
+    /// Where the deployment came from, for status.
+    pub origin: String,
+    /// A tier that is not open after this long, plus what its capacity adds, is given up.
+    pub open_wait: Duration,
+}
+
+impl StartOptions {
+    /// With the usual wait.
+    pub fn new(origin: impl Into<String>) -> Self {
+        Self { origin: origin.into(), open_wait: Duration::from_millis(OPEN_MS) }
+    }
+}
+
 /// Why the daemon does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -80,9 +96,9 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Brings everything up. May take as long as pre-faulting the pool does. `origin` tells where the deployment came
-    /// from, for status.
-    pub fn start(config: Config, origin: &str) -> Result<Self, StartError> {
+    /// Brings everything up. May take as long as pre-faulting the pool does. It blocks, and
+    /// starts a thread for each tier.
+    pub fn start(config: Config, options: &StartOptions) -> Result<Self, StartError> {
         let started = Instant::now();
         let config = Arc::new(config);
         let boot_id = process::boot_id().map_err(system("read /dev/urandom"))?;
@@ -92,7 +108,7 @@ impl Daemon {
             Some(address) => Some(admin::bind(address).map_err(|source| StartError::Admin { address, source })?),
         };
         let inbox = Arc::new(Inbox::default());
-        let mut tiers = Tiers::bring_up(&config, &inbox)?;
+        let mut tiers = Tiers::bring_up(&config, &inbox, options.open_wait)?;
         let settings = settings(&config, &tiers);
         let generation_words = words_for(Engine::generation_words(&settings));
         let tables = Tables::new(config.tenants.len(), generation_words)
@@ -100,7 +116,7 @@ impl Daemon {
         let fds = tables.fds().map_err(system("share the generation tables"))?;
         let bound = lock.bind(socket_mode(&config)).inspect_err(|_| tiers.give_up())?;
         Ok(Self {
-            facts: Facts { boot_id, config, origin: origin.to_owned(), started, generation_words },
+            facts: Facts { boot_id, config, origin: options.origin.clone(), started, generation_words },
             engine: Engine::new(settings, Box::new(tables)),
             segments: std::mem::take(&mut tiers.segments),
             seats: tiers.seats,
@@ -136,7 +152,7 @@ struct Tiers {
 
 impl Tiers {
     /// All tiers at once, each on its own thread.
-    fn bring_up(config: &Arc<Config>, inbox: &Arc<Inbox>) -> Result<Self, StartError> {
+    fn bring_up(config: &Arc<Config>, inbox: &Arc<Inbox>, open_wait: Duration) -> Result<Self, StartError> {
         let folders = find::folders(&config.daemon.plugin_dirs);
         let (say, steps) = channel();
         let mut tiers = Self { seats: Vec::new(), segments: Vec::new(), opened: BTreeMap::new() };
@@ -156,20 +172,25 @@ impl Tiers {
                 state: TierState::Declared,
                 report: "not loaded yet".to_owned(),
                 link: Some(link),
+                abandoned: false,
                 persistent: false,
                 recovery: Recovery::None,
                 namespaces_left_out: 0,
             });
         }
         drop(say);
-        tiers.wait(config, &steps).inspect_err(|_| tiers.give_up())?;
+        tiers.wait(config, &steps, open_wait).inspect_err(|_| tiers.give_up())?;
         Ok(tiers)
     }
 
-    fn wait(&mut self, config: &Config, steps: &Receiver<(TierIndex, Step)>) -> Result<(), StartError> {
+    fn wait(
+        &mut self,
+        config: &Config,
+        steps: &Receiver<(TierIndex, Step)>,
+        open_wait: Duration,
+    ) -> Result<(), StartError> {
         let largest = config.tiers.iter().map(|tier| *tier.capacity >> 30).max().unwrap_or(0);
-        let until =
-            Instant::now() + Duration::from_millis(OPEN_MS.saturating_add(largest.saturating_mul(OPEN_MS_PER_GIB)));
+        let until = Instant::now() + open_wait + Duration::from_millis(largest.saturating_mul(OPEN_MS_PER_GIB));
         let mut left = config.tiers.len();
         while left > 0 {
             match steps.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -233,6 +254,7 @@ impl Tiers {
                 return Err(StartError::Tier { tier: self.seats[at].name.clone(), reason: call });
             }
             self.leave_out(at, call);
+            self.seats[at].abandoned = true;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::run::Ended;
 use crate::core::Hub;
 use crate::session::listen::Bound;
-use crate::tier::Command;
+use crate::tier::{Command, End};
 
 /// How often it is looked whether work in flight has ended.
 const LOOK_MS: u64 = 10;
@@ -35,11 +35,12 @@ pub(super) async fn stop(hub: &Rc<Hub>, bound: Bound, deadline: Duration) -> End
     for link in &links {
         link.queue.close_with(Command::Shutdown { deadline: left });
     }
-    let wait = move || links.iter().filter(|link| !link.shared.wait_ended(until.into_std())).count();
+    let wait = move || links.iter().filter(|link| link.shared.wait_ended(until.into_std()) != Some(End::Clean)).count();
     // The engine's thread goes on meanwhile: sessions get their last words.
     let tiers_left = wait_beside(wait).await;
     drop(bound);
-    Ended { drained, tiers_left }
+    let abandoned = hub.tiers.borrow().iter().filter(|seat| seat.abandoned).count();
+    Ended { drained, tiers_left: tiers_left + abandoned }
 }
 
 /// Runs a blocking wait on a thread of its own; a thread that cannot be had means not waiting.

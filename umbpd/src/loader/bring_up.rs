@@ -15,7 +15,7 @@ use crate::engine::UNIT_BYTES;
 use crate::engine::api::TierIndex;
 use crate::tier::services::Services;
 use crate::tier::worker::Worker;
-use crate::tier::{Ready, SegmentInfo, TierLink, segments};
+use crate::tier::{End, Ready, SegmentInfo, TierLink, segments};
 
 /// Memory of a daemon that has just ended comes back within this time, or its holders are named.
 const MEMORY_WAIT_MS: u64 = 5_000;
@@ -67,7 +67,7 @@ pub fn run(order: Order, steps: &Sender<(TierIndex, Step)>) {
             }
         }
     }
-    ended.set_ended();
+    ended.set_ended(End::Clean);
 }
 
 fn open(order: &Order, say: &dyn Fn(Step) -> bool) -> Result<(HostedBackend, Ready), Failure> {

@@ -13,6 +13,7 @@ pub mod services;
 pub mod worker;
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -117,7 +118,16 @@ pub struct Figures {
 struct SharedInner {
     call: Option<(&'static str, Instant)>,
     figures: Option<Figures>,
-    ended: bool,
+    ended: Option<End>,
+}
+
+/// How a tier's thread ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// No thread of its plugin runs any more.
+    Clean,
+    /// Its plugin was left as it is: threads of it may still run.
+    Left,
 }
 
 /// What others may see of a tier's thread at any time.
@@ -126,12 +136,13 @@ pub struct Shared {
     pub name: String,
     inner: Mutex<SharedInner>,
     ended: Condvar,
+    failed: AtomicBool,
 }
 
 impl Shared {
     /// Nothing happened yet.
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), inner: Mutex::default(), ended: Condvar::new() }
+        Self { name: name.to_owned(), inner: Mutex::default(), ended: Condvar::new(), failed: AtomicBool::new(false) }
     }
 
     /// The thread goes into a call of the plugin.
@@ -159,22 +170,32 @@ impl Shared {
         lock(&self.inner).figures
     }
 
-    /// The thread is about to end.
-    pub fn set_ended(&self) {
-        lock(&self.inner).ended = true;
+    /// The tier has failed, whoever found it: its plugin is not called any more, except to shut down.
+    pub fn set_failed(&self) {
+        self.failed.store(true, Ordering::Relaxed);
+    }
+
+    /// It has.
+    pub fn is_failed(&self) -> bool {
+        self.failed.load(Ordering::Relaxed)
+    }
+
+    /// The thread is about to end. The first word counts.
+    pub fn set_ended(&self, end: End) {
+        lock(&self.inner).ended.get_or_insert(end);
         self.ended.notify_all();
     }
 
-    /// Waits for the thread's end; false when it did not come in time.
-    pub fn wait_ended(&self, until: Instant) -> bool {
+    /// Waits for the thread's end; none when it did not come in time.
+    pub fn wait_ended(&self, until: Instant) -> Option<End> {
         let mut inner = lock(&self.inner);
-        while !inner.ended {
-            let Some(left) = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) else {
-                return false;
-            };
+        loop {
+            if inner.ended.is_some() {
+                return inner.ended;
+            }
+            let left = until.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())?;
             inner = self.ended.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        true
     }
 }
 
@@ -195,8 +216,9 @@ impl TierLink {
     /// For a tier that is granted `slots` operations in flight.
     pub fn new(tier: crate::engine::api::TierIndex, name: &str, slots: u32, inbox: Arc<inbox::Inbox>) -> Self {
         let queue = Arc::new(queue::Queue::default());
-        let services = Arc::new(services::Services::new(tier, name, slots, inbox.clone(), queue.clone()));
-        Self { queue, inbox, services, shared: Arc::new(Shared::new(name)) }
+        let shared = Arc::new(Shared::new(name));
+        let services = services::Services::new(tier, slots, inbox.clone(), queue.clone(), shared.clone());
+        Self { queue, inbox, services: Arc::new(services), shared }
     }
 }
 

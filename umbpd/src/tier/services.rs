@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use umbp_plugin_api::backend::{HostServices, Level};
-use umbp_plugin_api::{Completion, Operation};
+use umbp_plugin_api::{Completion, Operation, Status};
 
 use super::inbox::{Inbox, Message};
 use super::queue::Queue;
-use super::{Command, lock};
+use super::{Command, Shared, lock};
 use crate::engine::api::TierIndex;
 
 /// Most counter names of one tier; more are added up under "other".
@@ -19,18 +19,24 @@ const LOG_LINE_MAX_BYTES: usize = 1024;
 /// One tier's side of the host. It lives as long as the plugin holds it.
 pub struct Services {
     tier: TierIndex,
-    name: String,
     inbox: Arc<Inbox>,
     queue: Arc<Queue<Command>>,
+    shared: Arc<Shared>,
     counters: Mutex<BTreeMap<String, u64>>,
     in_flight: Mutex<HashSet<u64>>,
 }
 
 impl Services {
     /// For a tier that was granted `slots` operations in flight.
-    pub fn new(tier: TierIndex, name: &str, slots: u32, inbox: Arc<Inbox>, queue: Arc<Queue<Command>>) -> Self {
+    pub fn new(
+        tier: TierIndex,
+        slots: u32,
+        inbox: Arc<Inbox>,
+        queue: Arc<Queue<Command>>,
+        shared: Arc<Shared>,
+    ) -> Self {
         let in_flight = Mutex::new(HashSet::with_capacity(slots as usize));
-        Self { tier, name: name.to_owned(), inbox, queue, counters: Mutex::default(), in_flight }
+        Self { tier, inbox, queue, shared, counters: Mutex::default(), in_flight }
     }
 
     /// Operations are about to be submitted: their completions may come from now on, even before submit returns.
@@ -58,6 +64,14 @@ impl Services {
         }
     }
 
+    /// The tier has failed: nothing but shutdown is called any more.
+    pub fn fail(&self, why: String) {
+        if !self.shared.is_failed() {
+            self.shared.set_failed();
+            self.inbox.push(self.tier, Message::Failed(why));
+        }
+    }
+
     /// All counters, for status.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         lock(&self.counters).clone()
@@ -70,7 +84,7 @@ impl HostServices for Services {
         while !text.is_char_boundary(end) {
             end -= 1;
         }
-        let (tier, text) = (&self.name, &text[..end]);
+        let (tier, text) = (&self.shared.name, &text[..end]);
         match level {
             Level::Error => tracing::error!("tier {tier}: {text}"),
             Level::Warn => tracing::warn!("tier {tier}: {text}"),
@@ -101,7 +115,10 @@ impl HostServices for Services {
         if let Some(id) = wrong {
             self.add("contract.unknown_completion", (completions.len() - known.len()) as u64);
             let why = format!("it completed operation {id}, which is not in flight (unknown, or completed before)");
-            self.inbox.push(self.tier, Message::Failed(why));
+            self.fail(why);
+        }
+        if known.iter().any(|completion| completion.status == Status::PANICKED) {
+            self.fail("a thread of the plugin has panicked".to_owned());
         }
         if !known.is_empty() {
             self.inbox.complete(self.tier, &known);

@@ -11,7 +11,7 @@ use umbp_plugin_api::{Completion, Operation, Status, Submitted};
 use super::inbox::{Inbox, Message};
 use super::queue::{Next, Queue};
 use super::services::Services;
-use super::{Command, SegmentInfo, Shared, TierLink};
+use super::{Command, End, SegmentInfo, Shared, TierLink};
 use crate::engine::api::TierIndex;
 
 /// Operations that a plugin had no room for are offered again after a completion, or after this long.
@@ -35,14 +35,13 @@ pub struct Worker {
     waiting: VecDeque<Operation>,
     /// The plugin was busy: nothing is offered until a completion or the retry.
     busy: bool,
-    failed: bool,
 }
 
 impl Worker {
     /// Takes over an open plugin.
     pub fn new(tier: TierIndex, backend: HostedBackend, link: TierLink) -> Self {
         let TierLink { queue, inbox, services, shared } = link;
-        Self { tier, backend, queue, inbox, services, shared, waiting: VecDeque::new(), busy: false, failed: false }
+        Self { tier, backend, queue, inbox, services, shared, waiting: VecDeque::new(), busy: false }
     }
 
     /// Runs until shutdown.
@@ -62,7 +61,7 @@ impl Worker {
     }
 
     fn obey(&mut self, command: Command) {
-        if self.failed {
+        if self.shared.is_failed() {
             // Nothing is called any more; whoever waits for an answer gets none, and the engine knows the state.
             return;
         }
@@ -111,15 +110,15 @@ impl Worker {
     }
 
     /// A panic in any call, or in a host service, ends the tier (P9).
-    fn look_for_panic(&mut self) {
-        if let Some(text) = self.backend.failure().filter(|_| !self.failed) {
+    fn look_for_panic(&self) {
+        if let Some(text) = self.backend.failure().filter(|_| !self.shared.is_failed()) {
             self.fail(format!("the backend panicked: {text}"));
         }
     }
 
     /// Hands waiting operations to the plugin, in order, until it is busy or has them all.
     fn offer(&mut self) {
-        while !self.busy && !self.failed && !self.waiting.is_empty() {
+        while !self.busy && !self.shared.is_failed() && !self.waiting.is_empty() {
             let count = self.waiting.len().min(SUBMIT_BATCH_OPERATIONS);
             let batch: Vec<Operation> = self.waiting.drain(..count).collect();
             let mut results = vec![Submitted::BUSY; count];
@@ -203,7 +202,7 @@ impl Worker {
     }
 
     fn refresh_stats(&self) {
-        if self.failed {
+        if self.shared.is_failed() {
             return;
         }
         if let Ok(stats) = self.call("stats", |b| b.stats()) {
@@ -211,19 +210,19 @@ impl Worker {
         }
     }
 
-    fn fail(&mut self, why: String) {
-        if !self.failed {
-            self.failed = true;
-            self.inbox.push(self.tier, Message::Failed(why));
-        }
+    fn fail(&self, why: String) {
+        self.services.fail(why);
     }
 
-    /// Every accepted operation completes in here (P5); afterwards no thread of the plugin runs (P10).
+    /// Every accepted operation completes in here (P5); afterwards no thread of the plugin runs (P10). One that has
+    /// panicked is not entered: its threads may still touch the segments, so it is left as it is, not dropped.
     fn shutdown(self, deadline: Duration) {
-        if !self.failed {
-            self.call("shutdown", |b| b.shutdown(deadline));
+        if self.call("shutdown", |b| b.shutdown(deadline)) == Status::OK {
+            let shared = self.shared.clone();
+            drop(self);
+            shared.set_ended(End::Clean);
         } else {
-            // A panicked backend may still have threads that touch the segments: it is left as it is, not dropped.
+            self.shared.set_ended(End::Left);
             std::mem::forget(self.backend);
         }
     }

@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
@@ -15,7 +16,7 @@ use super::{DEADLINE, dram};
 
 /// A folder with a config, for one daemon after another.
 pub(crate) struct Place {
-    folder: tempfile::TempDir,
+    folder: Arc<tempfile::TempDir>,
 }
 
 /// A daemon that serves; killed when a test drops it.
@@ -25,6 +26,7 @@ pub(crate) struct Daemon {
     /// The line that it said when it served.
     pub(crate) greeting: String,
     lines: Receiver<String>,
+    _folder: Arc<tempfile::TempDir>,
 }
 
 /// What a daemon said and how it ended.
@@ -37,7 +39,7 @@ pub(crate) struct Refused {
 impl Place {
     /// A DRAM tier of this capacity, and `more` of TOML.
     pub(crate) fn new(capacity: &str, more: &str) -> Self {
-        let place = Self { folder: tempfile::tempdir().expect("a folder") };
+        let place = Self { folder: Arc::new(tempfile::tempdir().expect("a folder")) };
         let mode = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(place.folder.path(), mode).expect("mode of the folder");
         place.write(&format!(
@@ -102,10 +104,11 @@ impl Place {
             }
         });
         let (end, mut text) = (Instant::now() + DEADLINE, String::new());
+        let _folder = self.folder.clone();
         loop {
             match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(line) if line.starts_with("umbpd serves on") => {
-                    return Ok(Daemon { child, socket: self.socket(), greeting: line, lines });
+                    return Ok(Daemon { child, socket: self.socket(), greeting: line, lines, _folder });
                 }
                 Ok(line) => {
                     text.push_str(&line);
