@@ -12,7 +12,7 @@ use umbp_plugin_api::{
     Backend, Completion, Host, Info, OpenConfig, OpenError, Opened, OptionsError, Role, Status, Submitted,
 };
 
-use crate::format::UNIT_BYTES;
+use crate::format::{UNIT_BYTES, fingerprint};
 use crate::keeper::Deletion;
 use crate::launch::{Threads, launch};
 use crate::namespaces::{Namespace, NamespaceMap};
@@ -162,7 +162,7 @@ impl Nvme {
     }
 
     fn get(&self, operation: &Operation, namespace: Arc<Namespace>, buffer: Buffer, ticket: Ticket) {
-        let Some((path, unit, block)) = self.find(operation.location) else { return ticket.fail(Status::MISS, 0) };
+        let Some((path, unit, block)) = self.find(operation) else { return ticket.fail(Status::MISS, 0) };
         let local = namespace.local.get(path).copied();
         if u64::from(block.length) != operation.length || local != Some(block.namespace) {
             return ticket.fail(Status::MISS, 0);
@@ -190,18 +190,18 @@ impl Nvme {
         drop(self.stores[path].inbox.push(Command::Transfer(Box::new(transfer))));
     }
 
-    /// Path, unit and block of a location that is still current.
-    fn find(&self, location: u64) -> Option<(usize, u64, Live)> {
-        let (path, unit, wanted) = parts(location);
+    /// Path, unit and block of an operation whose location is still current, and is its key's.
+    fn find(&self, operation: &Operation) -> Option<(usize, u64, Live)> {
+        let (path, unit, _) = parts(operation.location);
         let block = locked(&self.stores.get(usize::from(path))?.space).find(unit)?;
-        (tag(block.generation) == wanted).then_some((usize::from(path), unit, block))
+        is_meant(&block, operation).then_some((usize::from(path), unit, block))
     }
 
     fn delete(&self, operation: &Operation, ticket: Ticket) {
-        let (path, unit, wanted) = parts(operation.location);
+        let (path, unit, _) = parts(operation.location);
         let Some(store) = self.stores.get(usize::from(path)) else { return ticket.fail(Status::MISS, 0) };
         let mut space = locked(&store.space);
-        let current = space.find(unit).is_some_and(|block| tag(block.generation) == wanted);
+        let current = space.find(unit).is_some_and(|block| is_meant(&block, operation));
         let Some(block) = current.then(|| space.forget(unit)).flatten() else {
             drop(space);
             return ticket.fail(Status::MISS, 0);
@@ -213,7 +213,7 @@ impl Nvme {
 
     /// `exists` and `file_extent`: answered from memory.
     fn tell(&self, operation: &Operation, ticket: Ticket) {
-        let Some((path, unit, block)) = self.find(operation.location) else { return ticket.fail(Status::MISS, 0) };
+        let Some((path, unit, block)) = self.find(operation) else { return ticket.fail(Status::MISS, 0) };
         let (location, length) = (operation.location, u64::from(block.length));
         let mut completion = Completion { location, length, ..Completion::default() };
         if operation.code == code::FILE_EXTENT {
@@ -266,6 +266,12 @@ impl Nvme {
             self.host.log(Level::Error, "nvme: not everything ended within the shutdown deadline");
         }
     }
+}
+
+/// Whether the block at the operation's location is the one that the host means, and not a later one.
+fn is_meant(block: &Live, operation: &Operation) -> bool {
+    let (_, _, wanted) = parts(operation.location);
+    tag(block.generation) == wanted && block.fingerprint == fingerprint(&operation.key)
 }
 
 impl Backend for Nvme {

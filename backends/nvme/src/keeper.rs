@@ -114,8 +114,7 @@ fn record(store: &Arc<Store>, batch: VecDeque<Entry>) {
     let mut space = locked(&store.space);
     for (entry, record) in batch.iter().zip(&records) {
         if let Entry::Put(transfer) = entry {
-            let block = Live { generation: record.generation, length: record.length, namespace: record.namespace };
-            space.publish(transfer.unit, block);
+            space.publish(transfer.unit, Live::of(record));
         }
     }
     drop((space, journal));

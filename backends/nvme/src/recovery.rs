@@ -118,7 +118,7 @@ impl Recovery {
             return false;
         }
         let Some(namespace_id) = claims.host_id(record.namespace) else { return false };
-        let block = Live { generation: record.generation, length: record.length, namespace: record.namespace };
+        let block = Live::of(record);
         if !claims.claim(record.unit, block) {
             return false;
         }

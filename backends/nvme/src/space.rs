@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use umbp_plugin_api::extents::Extents;
 
-use crate::format::{RECORD_BYTES, UNIT_BYTES, units_of};
+use crate::format::{RECORD_BYTES, Record, UNIT_BYTES, fingerprint, units_of};
 
 /// What is known in memory of a block: enough to tell a current location from a stale one. Keys stay on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,16 @@ pub(crate) struct Live {
     pub(crate) length: u32,
     /// Local namespace id.
     pub(crate) namespace: u32,
+    /// Of the key.
+    pub(crate) fingerprint: u32,
+}
+
+impl Live {
+    /// The block that a put record tells of.
+    pub(crate) fn of(record: &Record) -> Self {
+        let Record { generation, length, namespace, ref key, .. } = *record;
+        Self { generation, length, namespace, fingerprint: fingerprint(key) }
+    }
 }
 
 /// Where a block lies, for the host: 40 bits of unit, 8 of path, 16 of tag. Never 0.
@@ -187,7 +197,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn block(generation: u64, length: u32) -> Live {
-        Live { generation, length, namespace: 0 }
+        Live { generation, length, namespace: 0, fingerprint: 0 }
     }
 
     #[test]

@@ -131,7 +131,7 @@ fn a_wrong_argument_is_rejected_and_a_wrong_location_is_a_miss() {
     let (location, id) = (block.location, tier.id());
     assert_eq!(tier.run(Operation { id, location, length: 4999, ..get }).status, Status::MISS);
     let other_key = Operation { id: tier.id(), location, key: common::key(9), ..get };
-    assert_eq!(tier.run(other_key).status, Status::CORRUPT, "bytes of one key never pass for another's");
+    assert_eq!(tier.run(other_key).status, Status::MISS, "bytes of one key never pass for another's");
     assert_eq!(tier.get(&block), Ok(()));
 }
 
@@ -199,7 +199,7 @@ fn several_paths_share_the_blocks_and_may_be_reordered() {
     let tier = Tier::open_with(&options([&first, &second]), Arc::new(Disk)).unwrap();
     tier.introduce();
     assert_eq!(tier.recover().len(), 0);
-    (0..20).for_each(|number| drop(tier.put(number, 100_000).unwrap()));
+    (0..20).for_each(|number| assert!(tier.put(number, 100_000).is_ok()));
     tier.shutdown();
     assert!(common::disk_bytes(first.path()) > MIB / 2 && common::disk_bytes(second.path()) > MIB / 2);
     let tier = Tier::open_with(&options([&second, &first]), Arc::new(Disk)).unwrap();
