@@ -1,7 +1,8 @@
 //! The contract's clauses, in every way to the disk.
 
 use umbp_backend_nvme::Nvme;
-use umbp_plugin_api::kit::{KitOptions, assert_conforms_in_process};
+use umbp_plugin_api::built::built;
+use umbp_plugin_api::kit::{KitOptions, assert_conforms, assert_conforms_in_process};
 
 use crate::common::folder;
 
@@ -24,4 +25,11 @@ fn the_contract_holds_on_threads() {
 #[test]
 fn the_contract_holds_through_the_page_cache() {
     check("direct = \"off\"");
+}
+
+#[test]
+fn the_contract_holds_as_a_shared_object() {
+    let place = folder();
+    let options = KitOptions::new("paths = [\"{work}/blocks\"]").in_folder(place.path());
+    assert_conforms(&built(concat!(env!("CARGO_MANIFEST_DIR"), "/plugin"), &[]), &options);
 }
