@@ -4,6 +4,8 @@
 
 #[path = "engine_model/check.rs"]
 mod check;
+#[path = "engine_model/clients.rs"]
+mod clients;
 #[path = "engine_model/world.rs"]
 mod world;
 
@@ -16,7 +18,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn plan() -> impl Strategy<Value = Plan> {
-    (4_u64..24, 6_u64..40, 0_u64..4, 0_u64..3, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
+    (6_u64..40, 6_u64..40, 0_u64..4, 0_u64..3, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
         |(dram, nvme, promotion, headroom, on_evict, two_tenants, may_fail)| Plan {
             dram: dram + promotion,
             nvme,
@@ -30,7 +32,7 @@ fn plan() -> impl Strategy<Value = Plan> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn no_sequence_of_calls_breaks_a_law(plan in plan(), steps in steps()) {

@@ -25,33 +25,35 @@ fn number(value: &Value) -> u64 {
 }
 
 impl World {
-    pub fn release(&mut self, a: u8, b: u8, c: u8) {
+    pub(crate) fn release(&mut self, a: u8, b: u8, c: u8) {
         let open: Vec<usize> = (0..self.clients.len()).filter(|at| self.clients[*at].open).collect();
         let Some(at) = open.get(usize::from(a) % open.len().max(1)).copied() else { return };
         let client = &self.clients[at];
         if client.read_leases.is_empty() {
             return;
         }
-        let (lease, _) = client.read_leases[usize::from(b) % client.read_leases.len()];
+        // The youngest half, which may be alive.
+        let (count, back) = (client.read_leases.len(), usize::from(b) % client.read_leases.len().div_ceil(2));
+        let (lease, _) = client.read_leases[count - 1 - back];
         let (id, now) = (client.id, Time(self.now));
         // Reads outlive their release in this world: they are read late, and must fence themselves.
-        let items = [(u32::from(c % 4), !c.is_multiple_of(5))];
+        let items = [(u32::from(c / 8 % 3), !c.is_multiple_of(5))];
         let first = self.engine.release(id, lease, &items, now);
         assert_ne!(self.engine.release(id, lease, &items, now), [Outcome::Done], "C2: {first:?} came first");
         assert_ne!(self.engine.release(id, LeaseId(lease.0 + 1_000_000), &items, now), [Outcome::Done]);
-        if c % 2 == 0 {
+        if c.is_multiple_of(2) {
             self.engine.release(id, lease, &[], now);
         }
         // What is not pinned any more cannot be told from outside; the law of order asks for less then.
     }
 
-    pub fn look(&mut self, a: u8, b: u8, c: u8) {
+    pub(crate) fn look(&mut self, a: u8, b: u8, c: u8) {
         let open: Vec<usize> = (0..self.clients.len()).filter(|at| self.clients[*at].open).collect();
         let Some(at) = open.get(usize::from(a) % open.len().max(1)).copied() else { return };
         let (id, tenant) = (self.clients[at].id, self.clients[at].tenant);
         let blocks: Vec<u64> = (0..LINKS).map(|link| u64::from(b) % CHAINS * LINKS + link).collect();
         let keys: Vec<WireKey> = blocks.iter().map(|block| self.key(tenant, *block)).collect();
-        if c % 5 == 0 {
+        if c.is_multiple_of(5) {
             self.engine.unhold(id, &keys[..usize::from(c) % 7 % 6], Time(self.now));
             return;
         }
@@ -63,7 +65,7 @@ impl World {
         }
     }
 
-    pub fn advance(&mut self, nanoseconds: u64) {
+    pub(crate) fn advance(&mut self, nanoseconds: u64) {
         self.now += nanoseconds;
         for _ in 0..10_000 {
             let next = self.engine.tick(Time(self.now));
@@ -75,15 +77,15 @@ impl World {
         panic!("the engine never comes to rest");
     }
 
-    pub fn close(&mut self, a: u8, b: u8) {
+    pub(crate) fn close(&mut self, a: u8, b: u8) {
         let alive: Vec<usize> = (0..self.clients.len()).filter(|at| self.clients[*at].alive).collect();
         let Some(at) = alive.get(usize::from(a) % alive.len().max(1)).copied() else { return };
         let client = &mut self.clients[at];
-        let gone = b % 3 != 0 || !client.open;
+        let gone = !b.is_multiple_of(3) || !client.open;
         client.open = false;
         client.alive = !gone;
         let id = client.id;
-        if b % 2 == 0 {
+        if b.is_multiple_of(2) {
             self.engine.session_close(id, gone, Time(self.now));
         } else {
             self.engine.session_close(id, false, Time(self.now));
@@ -93,7 +95,7 @@ impl World {
         }
     }
 
-    pub fn renew(&mut self, a: u8) {
+    pub(crate) fn renew(&mut self, a: u8) {
         for client in self.clients.iter().filter(|client| client.open) {
             let leases: Vec<LeaseId> = client.writes.iter().map(|(lease, _)| *lease).collect();
             let leases = &leases[..leases.len().min(usize::from(a) % 4)];
@@ -101,7 +103,7 @@ impl World {
         }
     }
 
-    pub fn rare(&mut self, a: u8, b: u8, c: u8) {
+    pub(crate) fn rare(&mut self, a: u8, b: u8, c: u8) {
         match a % 4 {
             0 => {
                 let Some(client) = self.clients.iter().find(|client| client.open) else { return };
@@ -144,7 +146,7 @@ impl World {
         self.operations[at].1 = true;
     }
 
-    pub fn complete(&mut self, a: u8, b: u8, c: u8) {
+    pub(crate) fn complete(&mut self, a: u8, b: u8, c: u8) {
         if self.operations.is_empty() {
             return;
         }
@@ -156,7 +158,7 @@ impl World {
             3 => Status::CANCELLED,
             _ => Status::OK,
         };
-        self.finish(at, if c % 2 == 0 { Status::OK } else { status });
+        self.finish(at, if c.is_multiple_of(2) { Status::OK } else { status });
     }
 
     fn finish(&mut self, at: usize, mut status: Status) {
@@ -199,7 +201,7 @@ impl World {
     }
 
     /// (tenant, block) resident in the first tier.
-    pub fn resident(&mut self) -> HashSet<(u16, u64)> {
+    pub(crate) fn resident(&mut self) -> HashSet<(u16, u64)> {
         let mut found = HashSet::new();
         for tenant in 0..self.plan.tenants {
             let Some(client) = self.clients.iter().find(|client| client.open && client.tenant == tenant) else {
@@ -213,7 +215,7 @@ impl World {
         found
     }
 
-    pub fn check(&mut self, before: &HashSet<(u16, u64)>) {
+    pub(crate) fn check(&mut self, before: &HashSet<(u16, u64)>) {
         self.check_readers();
         self.check_order(before);
         let status = self.engine.status();
@@ -278,7 +280,7 @@ impl World {
     }
 
     /// All clients die, all operations end, time passes.
-    pub fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         for at in 0..self.clients.len() {
             let id = self.clients[at].id;
             self.clients[at].alive = false;
