@@ -1,6 +1,6 @@
 //! The tier engine against a world that misbehaves: clients that write late, die, release twice and never load;
 //! a backend that is slow, fails, and answers after its deadline. The world has real bytes, and after each step a
-//! few laws must hold. See `world` for them.
+//! few laws must hold; `check` lists them (A7, B7, B8, C2, C6, D6, J4, K12 as far as tables can break them).
 
 #[path = "engine_model/check.rs"]
 mod check;

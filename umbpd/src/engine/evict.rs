@@ -92,6 +92,9 @@ impl Engine {
 
     /// Another tenant's empty segment is withdrawn, one at a time, where this one is under its quota.
     fn want_segment(&mut self, tenant: u16) {
+        if self.settings.tenants.len() == 1 {
+            return;
+        }
         let quota = self.settings.tenants[usize::from(tenant)].quota[DRAM];
         if self.tiers[DRAM].used[usize::from(tenant)] >= quota || self.pool.withdrawing() {
             return;

@@ -125,11 +125,23 @@ impl Engine {
                     let entry = self.tiers[tier].copies[lower].entry;
                     self.tiers[tier].deletes_in_flight += 1;
                     self.submit(tier, Purpose::Delete { lower }, entry, now);
-                } else if self.tiers[tier].puts_in_flight >= self.put_slots(tier) || !self.submit_put(tier, now) {
-                    break;
+                } else {
+                    let stored = self.tiers[tier].puts_in_flight < self.put_slots(tier) && self.submit_put(tier, now);
+                    // A put that found no room has queued deletes.
+                    if !stored && self.tiers[tier].deletes.is_empty() {
+                        break;
+                    }
                 }
             }
         }
+    }
+
+    /// Whether a queue was left in the middle, with no completion to come that would go on with it.
+    pub(super) fn pump_left(&self) -> bool {
+        self.tiers.iter().skip(DRAM + 1).any(|tier| {
+            let waiting = !tier.puts.is_empty() || !tier.retries.is_empty();
+            waiting && (!tier.running() || (tier.in_flight == 0 && tier.settings.slots > 0))
+        })
     }
 
     /// A tier that does not run takes no stores: a slice of its queue is dropped, counted.
@@ -159,12 +171,24 @@ impl Engine {
     /// Submits the next put. False if there is none that can go now.
     fn submit_put(&mut self, tier: usize, now: Time) -> bool {
         let quiet = self.tiers[tier].deletes_in_flight == 0;
-        if let Some(dram) = self.tiers[tier].retries.pop_front() {
-            if quiet {
-                self.start_put(tier, dram, true, now);
-                return true;
+        if let Some(dram) = self.tiers[tier].retries.pop_front_if(|_| quiet) {
+            // Others may have taken the room that was made for it.
+            let copy = &self.tiers[DRAM].copies[dram];
+            let need = self.tiers[tier].rounded(u64::from(copy.bytes));
+            match self.room_below(tier, usize::from(copy.tenant), need) {
+                RoomBelow::Ready => {
+                    self.start_put(tier, dram, true, now);
+                    return true;
+                }
+                RoomBelow::Wait => {
+                    self.tiers[tier].retries.push_front(dram);
+                    return false;
+                }
+                RoomBelow::Never => {
+                    self.tiers[tier].counters.dropped += 1;
+                    self.unpin(DRAM, dram);
+                }
             }
-            self.tiers[tier].retries.push_front(dram);
         }
         for _ in 0..PUT_SCAN_MAX {
             let Some(put) = self.tiers[tier].puts.pop_front() else { return false };

@@ -4,16 +4,28 @@
 //! Life of a block: Absent, Writing (leased to a writer), Resident (with readers counted), Absent again; and
 //! Quarantined for an extent that a dead or late writer may still touch. First writer wins; every doubt is a miss.
 //!
-//! The daemon's loop: call a method, carry out [`Engine::actions`] in order, send the answer, and call
-//! [`Engine::tick`] when the time it answered has come. No call touches more than a bounded number of entries:
-//! requests come in slices of [`KEYS_PER_SLICE_MAX`] keys under one lease, and what expires, is reclaimed or is
-//! recovered goes in slices too.
+//! The daemon's loop: call a method, carry out [`Engine::actions`] in order, send the answer; call [`Engine::tick`]
+//! after each batch of calls and when the time that it answered last has come. No call touches more than a bounded
+//! number of entries: requests come in slices of [`KEYS_PER_SLICE_MAX`] keys under one lease, and what expires, is
+//! reclaimed or is recovered goes in slices too.
 //!
-//! Modules in reading order: [`api`] (what goes in and out); `state`, `moves` (the tables, and the moves all else
-//! is made of);
-//! `index`, `tier`, `pool`, `slab` (entries, copies, extents, slots); `policy`, `prefix_lru` (what leaves first);
-//! `namespace`, `session`, `lease`; `store`, `load`, `hold` (the calls of clients); `evict`, `lower`, `complete`,
-//! `recover` (the traffic with tiers); `clear`, `tick`, `status`.
+//! Modules in reading order: [`api`] (what goes in and out); `state`, `moves` (the tables, and the moves that all
+//! else is made of); `index`, `tier`, `pool`, `slab` (entries, copies, extents, slots); `policy`, `prefix_lru` (what
+//! leaves first); `namespace`, `session`, `lease`; `store`, `load`, `hold` (the calls of clients); `evict`, `lower`,
+//! `complete`, `recover` (the traffic with tiers); `clear`, `tick`, `status`.
+//!
+//! How the daemon calls it. A client's Reserve, with its keys cut into slices:
+//!
+//! ```text
+//! lease = lease_begin(session, LeaseKind::Write, now)      None: refuse the request ("limit")
+//! answers += reserve(session, lease, slice, now)           for each slice
+//! (lease, lease_ms) = lease_finish(lease, now)             0 if nothing was reserved
+//! ```
+//!
+//! Acquire goes likewise with `LeaseKind::Read`. Commit, Release and Abort with items are cut into calls; without
+//! items they are called again while they answer a full slice. A persistent tier is set Running, then told its
+//! recovered namespaces by `namespace`, then its blocks come by `recovered` and `recovery_done`. A rejected operation
+//! is a completion with the status of its rejection; one that was Busy stays with the tier's runner.
 
 pub mod api;
 

@@ -21,7 +21,7 @@ impl Engine {
         more |= self.place_slice();
         self.settle(now);
         more |= self.timers.first().is_some_and(|(due, _)| *due <= now.0);
-        if more || self.reclaim_left() {
+        if more || self.reclaim_left() || self.pump_left() {
             return Some(now);
         }
         self.timers.first().map(|(due, _)| Time(*due))

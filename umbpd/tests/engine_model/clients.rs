@@ -112,6 +112,16 @@ impl World {
         }
     }
 
+    /// Those whose session is over, or was over before, write all at once.
+    pub(crate) fn write_late(&mut self) {
+        let late = self.clients.iter().filter(|client| client.alive && !client.open);
+        let writes: Vec<Write> =
+            late.flat_map(|client| client.writes.iter().flat_map(|(_, writes)| writes)).copied().collect();
+        for write in writes {
+            self.put_bytes(write.extent, write.checksum, write.block);
+        }
+    }
+
     pub(crate) fn commit(&mut self, a: u8, b: u8, c: u8) {
         let Some(at) = self.client(a) else { return };
         if self.clients[at].writes.is_empty() {

@@ -287,6 +287,9 @@ impl World {
             30 => self.renew(a),
             _ => self.rare(a, b, c),
         }
+        if b.is_multiple_of(4) {
+            self.write_late();
+        }
         self.drain();
         self.check(&before);
     }

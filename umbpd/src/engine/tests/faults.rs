@@ -70,6 +70,26 @@ fn no_space_evicts_that_tiers_coldest_and_is_tried_once_more() {
 }
 
 #[test]
+fn a_second_try_does_not_take_room_that_others_have_got() {
+    let mut rig = Rig::blocks(&[16, 4]);
+    let session = rig.session();
+    rig.store(session, &[1, 2, 3, 4]);
+    rig.settle_stores();
+    rig.store(session, &[5]);
+    rig.finish(code::DELETE, Status::OK);
+    rig.store(session, &[6]);
+    rig.finish(code::PUT, Status::NO_SPACE);
+    for _ in 0..20 {
+        assert!(rig.status("/tiers/1/used_bytes").as_u64() <= Some(4 * BLOCK));
+        if let Some(kind) = rig.operations.first().map(|(_, operation)| operation.code) {
+            rig.finish(kind, Status::OK);
+        }
+    }
+    assert!(rig.engine.is_idle());
+    assert_eq!(rig.status("/tiers/1/dropped"), 0);
+}
+
+#[test]
 fn an_overdue_load_is_a_miss_and_its_buffer_stays_until_the_end() {
     // P6; B7
     let (mut rig, session) = below();

@@ -159,6 +159,18 @@ fn a_block_takes_at_most_two_hundred_bytes_of_tables() {
     }
     let bytes = rig.engine.memory_bytes() / 50_000;
     assert!(bytes <= 200, "{bytes}");
+
+    // And where each block has a copy in a lower tier too.
+    let mut rig = Rig::blocks(&[50_000, 50_000]);
+    let session = rig.session();
+    for at in 0..500 {
+        let numbers: Vec<u64> = (at * 100..(at + 1) * 100).collect();
+        rig.store(session, &numbers);
+        rig.settle_stores();
+    }
+    assert_eq!(rig.status("/tiers/1/resident_blocks"), 50_000);
+    let bytes = rig.engine.memory_bytes() / 50_000;
+    assert!(bytes <= 200, "{bytes} in two tiers");
 }
 
 #[test]
