@@ -58,3 +58,16 @@ pub fn boot_id() -> std::io::Result<u64> {
     std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
     Ok(u64::from_le_bytes(bytes) | 1)
 }
+
+/// Open file descriptors of this process; none where /proc cannot be read.
+pub fn open_fds() -> Option<usize> {
+    // The listing itself takes one.
+    Some(std::fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1))
+}
+
+/// Bytes of memory of this process that are resident, segments included; none where /proc cannot be read.
+pub fn rss_bytes() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
+}

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::hub::Hub;
 use super::seat::TierSeat;
+use crate::process;
 use crate::session::peer::PIDFD_FALLBACKS;
 use crate::tier::Command;
 
@@ -30,6 +31,7 @@ impl Hub {
             "uptime_seconds": facts.started.elapsed().as_secs(),
             "config": facts.origin,
             "socket": facts.config.daemon.socket.display().to_string(),
+            "process": { "open_fds": process::open_fds(), "rss_bytes": process::rss_bytes() },
             "connections": self.connections.get(),
             "sessions_ended": *self.sessions_ended.borrow(),
             "fallbacks": { "pidfd_by_number": PIDFD_FALLBACKS.load(Ordering::Relaxed) },

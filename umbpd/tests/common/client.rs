@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use umbp_connector_core::key::{BlockHash, GroupId, LocalKey, Rank};
 use umbp_connector_core::namespace::NamespaceDescriptor;
 use umbp_plugin_api::checksum;
@@ -173,6 +173,19 @@ impl Client {
             }
         }
         refusal
+    }
+
+    /// Unmaps everything, for tests with many clients.
+    pub(crate) fn unmap(&mut self) {
+        let words = self.welcome.as_ref().map_or(0, |welcome| welcome.generation_words);
+        if let Some(table) = self.table.take() {
+            // SAFETY: exactly the mapping made in `greet`; the pointer is gone.
+            unsafe { munmap(table.cast_mut().cast(), words as usize * 8) }.expect("unmapped");
+        }
+        for (_, (address, length)) in std::mem::take(&mut self.segments) {
+            // SAFETY: exactly the mapping made in `take`; the pointer is gone.
+            unsafe { munmap(address.cast(), length as usize) }.expect("unmapped");
+        }
     }
 
     /// Numbers of the segments that were sent to it.
