@@ -86,7 +86,7 @@ fn session(status: &Value, id: u64) -> Option<&Value> {
 }
 
 fn is_clean(status: &Value, id: u64) -> bool {
-    let zero = |value: &Value| value == &0;
+    let zero = |value: &Value| *value == 0;
     session(status, id).is_none()
         && zero(&status["leases"]["read"])
         && zero(&status["leases"]["write"])

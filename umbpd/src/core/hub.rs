@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use tokio::sync::Notify;
@@ -59,6 +59,8 @@ pub struct Hub {
     pub(super) retiring: RefCell<BTreeMap<u32, Retiring>>,
     pub(super) next_segment: Cell<u32>,
     tables: Vec<Arc<OwnedFd>>,
+    /// None = serving; else why not, for those who ask for our health.
+    pub not_serving: Arc<Mutex<Option<String>>>,
     /// The engine was called: something may fall due.
     pub(super) active: Notify,
 }
@@ -78,6 +80,7 @@ impl Hub {
             retiring: RefCell::default(),
             next_segment: Cell::new(0),
             tables: tables.into_iter().map(Arc::new).collect(),
+            not_serving: Arc::default(),
             active: Notify::new(),
         }
     }

@@ -10,8 +10,8 @@ use super::hub::Hub;
 use super::seat::Recovery;
 use crate::engine::api::{TenantIndex, TierIndex, TierState};
 use crate::engine::{KEYS_PER_SLICE_MAX, parse_stored_descriptor};
-use crate::tier::Command;
 use crate::tier::inbox::Message;
+use crate::tier::{Command, lock};
 
 /// Completions taken in before other tasks get their turn.
 const COMPLETIONS_PER_TURN: usize = 128;
@@ -63,6 +63,9 @@ fn fail(hub: &Hub, tier: TierIndex, why: String) {
     };
     let Some((name, false)) = known else { return };
     tracing::error!("tier {name} has failed: {why}; it is not called any more, restart umbpd to bring it back");
+    if tier.0 == 0 {
+        *lock(&hub.not_serving) = Some(format!("the first tier, {name}, has failed: {why}"));
+    }
     hub.set_tier(tier, TierState::Failed, Some(format!("{why}; restart umbpd to bring it back")));
 }
 

@@ -24,6 +24,11 @@ impl Hub {
         self.add_tiers(&mut status);
         self.add_sessions(&mut status);
         let facts = &self.facts;
+        let mover = |mover: &umbp_config::Mover| {
+            let report = "not opened: engines copy in their own process";
+            json!({ "name": *mover.name, "backend": mover.backend.to_string(), "state": "declared", "report": report })
+        };
+        let movers: Vec<Value> = facts.config.movers.iter().map(mover).collect();
         let more = json!({
             "version": env!("CARGO_PKG_VERSION"),
             "boot_id": format!("{:016x}", facts.boot_id),
@@ -32,6 +37,7 @@ impl Hub {
             "config": facts.origin,
             "socket": facts.config.daemon.socket.display().to_string(),
             "process": { "open_fds": process::open_fds(), "rss_bytes": process::rss_bytes() },
+            "movers": movers,
             "connections": self.connections.get(),
             "sessions_ended": *self.sessions_ended.borrow(),
             "fallbacks": { "pidfd_by_number": PIDFD_FALLBACKS.load(Ordering::Relaxed) },

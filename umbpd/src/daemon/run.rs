@@ -1,8 +1,8 @@
 //! The engine's thread, from the first connection until told to stop.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
 
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
@@ -44,9 +44,8 @@ impl Daemon {
         start_tiers(&hub);
         let pulse: ticker::Pulse = Arc::new(AtomicU64::new(now().0));
         let (questions, asked) = mpsc::channel(admin::QUESTIONS_MAX);
-        let not_serving = Arc::new(Mutex::new(None));
         if let Some(listener) = admin {
-            let shared = admin::Shared { not_serving: not_serving.clone(), pulse: pulse.clone(), questions };
+            let shared = admin::Shared { not_serving: hub.not_serving.clone(), pulse: pulse.clone(), questions };
             admin::spawn(listener, shared)
                 .map_err(|source| StartError::System { what: "start the admin page", source })?;
         }
@@ -60,7 +59,7 @@ impl Daemon {
         tokio::task::spawn_local(answer_admin(hub.clone(), asked));
         let accepting = tokio::task::spawn_local(serve::accept(hub.clone(), listener));
         stop.await;
-        *lock(&not_serving) = Some("draining: the daemon was told to stop".to_owned());
+        *lock(&hub.not_serving) = Some("draining: the daemon was told to stop".to_owned());
         accepting.abort();
         Ok(stop::stop(&hub, bound, drain).await)
     }

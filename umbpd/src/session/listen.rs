@@ -149,7 +149,11 @@ fn prepare_folder(folder: &Path) -> Result<(), ListenError> {
         Err(error) => Err(io("look at folder", folder)(error)),
         Ok(found) => {
             let uid = rustix::process::geteuid().as_raw();
-            let problem = if !found.is_dir() {
+            // Somebody else's link could lead into a folder of ours that is meant for other things.
+            let name = std::fs::symlink_metadata(folder).map_err(io("look at folder", folder))?;
+            let problem = if name.uid() != uid && name.uid() != 0 {
+                format!("is a link of uid {}, not of uid {uid} or root", name.uid())
+            } else if !found.is_dir() {
                 "is not a folder".to_owned()
             } else if found.uid() != uid && found.uid() != 0 {
                 format!("belongs to uid {}, not to uid {uid} or root", found.uid())

@@ -13,7 +13,7 @@ use umbp_plugin_api::built::built;
 /// A test that waits longer than this for anything has failed.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
-fn workspace() -> PathBuf {
+pub(crate) fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").to_owned()
 }
 
