@@ -14,11 +14,11 @@ pub fn now() -> Time {
     Time((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64))
 }
 
-/// Raises the limit on open files, ignores SIGXFSZ (a file-size limit then answers EFBIG instead of killing the
+/// Raises the limits on open files and locked memory, ignores SIGXFSZ (a file-size limit then answers EFBIG instead of killing the
 /// process), and keeps other processes of this user from reading the daemon's memory. Each step that fails is worth
 /// a warning, not a refusal: the daemon runs with less.
 pub fn prepare() {
-    raise_open_files();
+    raise_limits();
     if let Err(errno) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!("cannot set PR_SET_DUMPABLE to 0: {errno}");
     }
@@ -28,14 +28,21 @@ pub fn prepare() {
     }
 }
 
-fn raise_open_files() {
-    let limit = getrlimit(Resource::Nofile);
-    let wanted = limit.maximum.unwrap_or(u64::MAX).min(OPEN_FILES_WANTED);
+/// Open files, and memory that backends lock or register with the kernel: as much as this user may have.
+fn raise_limits() {
+    raise(Resource::Nofile, OPEN_FILES_WANTED, "RLIMIT_NOFILE");
+    raise(Resource::Memlock, u64::MAX, "RLIMIT_MEMLOCK");
+}
+
+fn raise(resource: Resource, most: u64, name: &str) {
+    let limit = getrlimit(resource);
+    let wanted = limit.maximum.unwrap_or(u64::MAX).min(most);
     if limit.current.is_none_or(|current| current >= wanted) {
         return;
     }
-    if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum }) {
-        tracing::warn!("cannot raise RLIMIT_NOFILE to {wanted}: {errno}");
+    let current = limit.maximum.map_or((most < u64::MAX).then_some(most), |_| Some(wanted));
+    if let Err(errno) = setrlimit(resource, Rlimit { current, maximum: limit.maximum }) {
+        tracing::warn!("cannot raise {name} to {wanted}: {errno}");
     }
 }
 
