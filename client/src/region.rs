@@ -108,16 +108,22 @@ impl Regions {
         let mut spans: Vec<Span> = Vec::new();
         let mut used: HashMap<u64, Arc<AtomicUsize>> = HashMap::new();
         let mut resolved = Vec::new();
+        // Runs of one region often follow each other, and a job has tens of thousands of them.
+        let (mut last, mut address, mut length) = (None, 0, 0);
         for runs in blocks {
             let (from, mut bytes) = (spans.len(), 0_u64);
+            spans.reserve(runs.len());
             let good = runs.iter().all(|run| {
-                let Some((range, uses)) = inner.ranges.get(&run.region.0) else { return false };
-                let inside = run.offset.checked_add(run.length).is_some_and(|end| end <= range.length);
+                if last != Some(run.region) {
+                    let Some((range, uses)) = inner.ranges.get(&run.region.0) else { return false };
+                    (last, address, length) = (Some(run.region), range.address, range.length);
+                    used.entry(run.region.0).or_insert_with(|| Arc::clone(uses));
+                }
+                let inside = run.offset.checked_add(run.length).is_some_and(|end| end <= length);
                 if !inside || run.length == 0 {
                     return false;
                 }
-                used.entry(run.region.0).or_insert_with(|| Arc::clone(uses));
-                push_joined(&mut spans, from, range.address + run.offset as usize, run.length as usize);
+                push_joined(&mut spans, from, address + run.offset as usize, run.length as usize);
                 bytes = bytes.saturating_add(run.length);
                 true
             });
