@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use umbp_plugin_api::Completion;
 
-use crate::driver::failure_of;
 use crate::format::{Kind, Record};
+use crate::piece::failure_of;
 use crate::queue::{Queue, locked};
 use crate::space::{Live, location};
 use crate::store::Store;

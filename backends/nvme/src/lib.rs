@@ -11,8 +11,9 @@
 //!
 //! Modules in reading order: [`format`] (bytes on disk), [`options`], `space` (free units and living blocks), `folder`
 //! (lock, superblock, files), `namespaces`, `journal`, `recovery`, `compact` (sync windows and snapshots), `ticket`,
-//! `queue`, `transfer`, [`port`] (how pieces reach the disk, and where faults are injected), `driver`, `keeper`,
-//! `verify`, `store` (one path), `regions`, `launch` (threads begin and end), [`backend`] (the seam to the host).
+//! `queue`, `transfer`, [`port`] (how pieces reach the disk, and where faults are injected), `piece`, `driver`, `keeper`,
+//! `verify`, `store` (one path), `regions`, `launch` (threads begin and end), `submit`,
+//! [`backend`] (the seam to the host).
 
 pub mod backend;
 mod compact;
@@ -24,12 +25,14 @@ mod keeper;
 mod launch;
 mod namespaces;
 pub mod options;
+mod piece;
 pub mod port;
 mod queue;
 mod recovery;
 mod regions;
 mod space;
 mod store;
+mod submit;
 mod ticket;
 mod transfer;
 mod verify;

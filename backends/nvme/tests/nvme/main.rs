@@ -2,5 +2,8 @@
 
 mod common;
 mod conformance;
+mod faults;
+mod faulty;
+mod format;
 mod io;
 mod recovery;

@@ -20,7 +20,8 @@ fn store(tier: &Tier, numbers: std::ops::Range<u64>, length: u64) -> HashMap<u64
 fn check(path: &Path, mut expected: Vec<u64>) {
     let (tier, blocks) = Tier::recovered(path, CAPACITY, "");
     let mut found: Vec<u64> = blocks.keys().copied().collect();
-    (found.sort_unstable(), expected.sort_unstable());
+    found.sort_unstable();
+    expected.sort_unstable();
     assert_eq!(found, expected);
     for block in blocks.values() {
         assert_eq!(tier.get(block), Ok(()), "{block:?}");
@@ -193,12 +194,12 @@ fn a_cut_data_file_costs_just_the_blocks_that_were_cut() {
 fn churn_of_ten_times_the_capacity_stays_within_it_on_disk() {
     // K1, G2, K2
     let capacity = 8 * MIB;
-    for length in [3000, 61_000] {
+    for length in [3000_u64, 61_000] {
         let place = folder();
         let tier = Tier::fresh(place.path(), capacity, "sync_window = \"10ms\"");
         let mut kept: std::collections::VecDeque<Stored> = std::collections::VecDeque::new();
         let mut number = 0;
-        for _ in 0..10 * capacity / (length as u64).next_multiple_of(4096) {
+        for _ in 0..10 * capacity / length.next_multiple_of(4096) {
             number += 1;
             let block = loop {
                 match tier.put(number, length) {
