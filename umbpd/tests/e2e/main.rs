@@ -1,0 +1,11 @@
+//! The real daemon, real shared objects, real clients in processes of their own: what must hold when any of them dies,
+//! stops, lies or is starved. The names of field cases stand in the tests' own names or comments.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod child;
+mod daemon_death;
+mod killed_clients;
+mod rig;
+mod stopped;
