@@ -120,13 +120,18 @@ fn the_benchmark_measures_four_lines_and_compares_the_bytes() {
     }
 }
 
-/// By hand, in release: `cargo test --release -p umbp-client --test bench -- --ignored --nocapture`.
+/// By hand, in release: `cargo test --release -p umbp-client --test bench -- --ignored --nocapture`, through the daemon
+/// at UMBP_SOCKET where that is set.
 #[test]
 #[ignore = "a measurement, not a claim"]
 fn measure() {
     for threads in [1, 2] {
         for settings in bench::CopySettings::shapes(15, threads) {
-            println!("{}", run(&settings, 600 << 20).to_json());
+            let report = match std::env::var_os("UMBP_SOCKET") {
+                Some(socket) => bench::copy(&Options::new(socket, None), &settings).expect("measured"),
+                None => run(&settings, 600 << 20),
+            };
+            println!("{}", report.to_json());
         }
     }
 }
