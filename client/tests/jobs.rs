@@ -176,23 +176,31 @@ fn a_commit_that_comes_too_late_fails_its_blocks_and_is_acknowledged() {
 /// B1: once a cancelled store is reported, its memory may be overwritten: nothing of it is committed.
 #[test]
 fn b1_a_cancelled_store_commits_nothing_that_was_overwritten() {
+    const BLOCKS: usize = 20;
     let fake = Fake::new();
     let (client, mut peer) = fake.client();
-    let mut engine = Engine::new(&client, 4, RUNS, RUN_BYTES);
+    let mut engine = Engine::new(&client, BLOCKS, RUNS, RUN_BYTES);
     let bytes = engine.block_bytes();
-    for round in 0..20 {
-        (0..4).for_each(|n| engine.fill(n, &payload(round * 4 + n as u32, bytes)));
-        let blocks: Vec<_> = (0..4).map(|n| engine.store_block(n)).collect();
+    for round in 0..12_u32 {
+        (0..BLOCKS).for_each(|n| engine.fill(n, &payload(round * 100 + n as u32, bytes)));
+        let blocks: Vec<_> = (0..BLOCKS).map(|n| engine.store_block(n)).collect();
         let job = client.store(&blocks).expect("begun");
         if round % 4 == 0 {
             client.cancel(job);
-            assert_eq!(outcomes(&client, job), vec![Outcome::Cancelled; 4], "reported before the daemon answers");
+            assert_eq!(outcomes(&client, job), vec![Outcome::Cancelled; BLOCKS], "reported before the daemon answers");
             engine.memory.fill(0x77);
             peer.reserve(8, LEASE_MS);
             assert_eq!(peer.abort(), (LeaseId(8), vec![]));
             continue;
         }
+        let block = round % 4 - 1;
+        let (end, expected) = (u64::from(block + 1) * bytes as u64 - 64, payload(round * 100 + block, bytes));
         peer.reserve(8, LEASE_MS);
+        // In the midst of it: as soon as the end of one block is there.
+        let begin = std::time::Instant::now();
+        while peer.bytes_at(end, 64) != expected[bytes - 64..] {
+            assert!(begin.elapsed() < LONG, "block {block} is copied");
+        }
         client.cancel(job);
         // Either all was copied before, and is committed as it was, or nothing is.
         let (id, request) = peer.next();
@@ -204,7 +212,7 @@ fn b1_a_cancelled_store_commits_nothing_that_was_overwritten() {
                 for (index, checksum) in items {
                     assert_eq!(outcomes[index as usize], Outcome::Stored { bytes: bytes as u64 });
                     let stored = peer.bytes_at(u64::from(index) * bytes as u64, bytes);
-                    assert!(stored == payload(round * 4 + index, bytes), "the old bytes under the old key");
+                    assert!(stored == payload(round * 100 + index, bytes), "the old bytes under the old key");
                     let digest = namespace().digest().0;
                     let key = key(index).to_bytes();
                     assert_eq!(checksum, umbp_plugin_api::checksum::of_block(&digest, &key, &stored));
@@ -212,8 +220,8 @@ fn b1_a_cancelled_store_commits_nothing_that_was_overwritten() {
             }
             Request::Abort { items, .. } => {
                 assert!(items.is_empty());
-                peer.reply(id, &Reply::Abort { count: 4 });
-                assert_eq!(outcomes(&client, job), vec![Outcome::Cancelled; 4]);
+                peer.reply(id, &Reply::Abort { count: BLOCKS as u32 });
+                assert_eq!(outcomes(&client, job), vec![Outcome::Cancelled; BLOCKS]);
                 engine.memory.fill(0x77);
             }
             other => panic!("{other:?}"),

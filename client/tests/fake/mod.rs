@@ -16,7 +16,7 @@ use umbp_protocol::message::*;
 use umbp_protocol::{Decoder, decode_request, encode_event, encode_reply, fds};
 
 pub const SEGMENT: u32 = 3;
-pub const SEGMENT_BYTES: u64 = 4 << 20;
+pub const SEGMENT_BYTES: u64 = 16 << 20;
 pub const WORDS: u64 = 512;
 pub const LEASE_MS: u32 = 10_000;
 /// Far beyond what any step takes; a test that waits so long has failed.
