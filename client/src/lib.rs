@@ -8,7 +8,7 @@
 //! Modules in reading order: [`Options`] and [`Error`] (what a client is told once), [`Client`] (what it does),
 //! [`Outcome`] (how a block ended), then within: `region` (engine memory), `job`, `store`, `load` (a job's way),
 //! `pool` and `copy` (the only threads and lines that touch block bytes), `session`, `reader` and `attach` (the socket),
-//! `mapping` (shared memory), `keeper` (everything that is due at a time), `events`, and [`bench`].
+//! `mapping` (shared memory), `keeper` (everything that is due at a time), `events`, and [`mod@bench`].
 
 mod attach;
 pub mod bench;
