@@ -153,23 +153,6 @@ fn f6_a_pool_beyond_rlimit_fsize_is_refused_with_the_numbers_and_the_knob() {
     assert!(!place.socket().exists());
 }
 
-/// Memory of a dead daemon is charged while clients map it: the next one waits a bounded time, then names them.
-#[test]
-fn a_pool_that_does_not_fit_beside_a_dead_daemons_names_who_still_maps_it() {
-    let place = Place::new("64MiB", "");
-    let daemon = place.serve();
-    let client = Client::new(&daemon.socket);
-    daemon.signal(Signal::KILL);
-    daemon.wait();
-    let mut command = std::process::Command::new("sh");
-    command.args(["-c", "ulimit -f 32768; exec \"$0\" --config \"$1\"", env!("CARGO_BIN_EXE_umbpd")]);
-    command.arg(place.config());
-    let refused = place.try_serve(command).err().expect("refused");
-    let own = format!("pid {} (", std::process::id());
-    assert!(refused.text.contains("still map segments") && refused.text.contains(&own), "{}", refused.text);
-    drop(client);
-}
-
 #[test]
 fn the_admin_page_tells_health_and_status_and_a_taken_address_is_refused() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("an address");

@@ -3,6 +3,7 @@
 //! A memfd lives as long as a process maps it, and so long it is charged: a daemon that restarts may find its own
 //! former pool in its way, until the clients have noticed and unmapped.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -20,6 +21,9 @@ const NAMED_MAX: usize = 5;
 /// How a mapping of a pool's segment is listed.
 const MAPPED_AS: &str = "/memfd:umbp-";
 
+/// The daemon's name in `/proc/<pid>/comm`. What a living daemon maps is its pool, and in nobody's way.
+const DAEMON: &str = "umbpd";
+
 /// A process that maps segments of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
@@ -31,30 +35,43 @@ pub struct Holder {
     pub bytes: u64,
 }
 
-/// Other processes that map segments of a pool, as far as this process may look.
+/// Other processes that map segments of a daemon that is no more, as far as this process may look: a daemon of
+/// another user, or one that hides its maps from this one, does not vouch for its segments.
 pub fn holders(proc: &Path) -> Vec<Holder> {
     let own = std::process::id();
     let processes = std::fs::read_dir(proc).into_iter().flatten().flatten();
-    let mut found: Vec<Holder> = processes
-        .filter_map(|entry| {
-            let pid = entry.file_name().to_str()?.parse().ok().filter(|pid| *pid != own)?;
-            let bytes = mapped(&std::fs::read_to_string(entry.path().join("maps")).ok()?);
-            let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default().trim().to_owned();
-            (bytes > 0).then_some(Holder { pid, name, bytes })
-        })
-        .collect();
+    let (mut living, mut clients) = (BTreeSet::new(), Vec::new());
+    for entry in processes {
+        let pid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()).filter(|pid| *pid != own);
+        let Some(pid) = pid else { continue };
+        let Ok(maps) = std::fs::read_to_string(entry.path().join("maps")) else { continue };
+        let segments = segments_in(&maps);
+        let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default().trim().to_owned();
+        if name == DAEMON {
+            living.extend(segments.iter().map(|(inode, _)| *inode));
+        } else if !segments.is_empty() {
+            clients.push((pid, name, segments));
+        }
+    }
+    let orphaned = |segments: &[(u64, u64)]| {
+        segments.iter().filter(|(inode, _)| !living.contains(inode)).map(|(_, bytes)| bytes).sum::<u64>()
+    };
+    let all = clients.into_iter().map(|(pid, name, segments)| Holder { pid, name, bytes: orphaned(&segments) });
+    let mut found: Vec<Holder> = all.filter(|holder| holder.bytes > 0).collect();
     found.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
     found
 }
 
-/// Bytes of segments in the text of a `maps` file.
-fn mapped(maps: &str) -> u64 {
-    let lines = maps.lines().filter(|line| line.contains(MAPPED_AS));
-    let lengths = lines.filter_map(|line| {
-        let (start, end) = line.split_whitespace().next()?.split_once('-')?;
-        u64::from_str_radix(end, 16).ok()?.checked_sub(u64::from_str_radix(start, 16).ok()?)
-    });
-    lengths.sum()
+/// Inode, and bytes of address space, of each mapping of a segment in the text of a `maps` file.
+fn segments_in(maps: &str) -> Vec<(u64, u64)> {
+    // address range, permissions, offset, device, inode, name
+    let mapping = |line: &str| {
+        let mut fields = line.split_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let bytes = u64::from_str_radix(end, 16).ok()?.checked_sub(u64::from_str_radix(start, 16).ok()?)?;
+        Some((fields.nth(3)?.parse().ok()?, bytes))
+    };
+    maps.lines().filter(|line| line.contains(MAPPED_AS)).filter_map(mapping).collect()
 }
 
 /// Waits until nothing is short any more, as long as others map enough to make up for what is. Answers who still does
@@ -129,6 +146,17 @@ mod tests {
         check(MAPS, LONG, &[0], 1, None);
         check("", LONG, &[1], 1, None);
         check(MAPS, LONG, &[(5 << 20) + 1], 1, None);
+    }
+
+    #[test]
+    fn what_a_living_daemon_maps_is_in_nobodys_way() {
+        let proc = machine(MAPS);
+        let daemon = proc.path().join("4000002");
+        fs::create_dir(&daemon).expect("a process");
+        fs::write(daemon.join("maps"), MAPS.lines().next().expect("a segment")).expect("its maps");
+        fs::write(daemon.join("comm"), "umbpd\n").expect("its name");
+        let found = holders(proc.path());
+        assert_eq!(found, [Holder { pid: 4_000_000, name: "engine".to_owned(), bytes: 1 << 20 }]);
     }
 
     #[test]

@@ -3,24 +3,21 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use umbp_config::{Config, Tier};
 use umbp_plugin_api::backend::{OpenError, Role};
 use umbp_plugin_api::host::{CheckError, HostOpenError, HostedBackend, LoadError, Plugin, PluginInfo};
 use umbp_plugin_api::{OpenConfig, Opened};
 
-use super::{Failure, chain, find, holders};
+use super::{Failure, chain, find};
 use crate::engine::UNIT_BYTES;
 use crate::engine::api::TierIndex;
-use crate::tier::services::Services;
 use crate::tier::worker::Worker;
 use crate::tier::{End, Ready, SegmentInfo, TierLink, segments};
 
-/// Memory of a daemon that has just ended comes back within this time, or its holders are named.
-const MEMORY_WAIT_MS: u64 = 5_000;
-/// How often it is tried meanwhile.
-const MEMORY_RETRY_MS: u64 = 100;
+/// A plugin that opened after its wait was given up gets this long for its shutdown.
+const SHUTDOWN_MS: u64 = 5_000;
 
 /// What is said on the way.
 #[derive(Debug)]
@@ -63,7 +60,7 @@ pub fn run(order: Order, steps: &Sender<(TierIndex, Step)>) {
             if say(Step::Ready(ready)) {
                 Worker::new(order.index, backend, order.link).run();
             } else {
-                backend.shutdown(Duration::from_millis(MEMORY_WAIT_MS));
+                backend.shutdown(Duration::from_millis(SHUTDOWN_MS));
             }
         }
     }
@@ -87,8 +84,7 @@ fn open(order: &Order, say: &dyn Fn(Step) -> bool) -> Result<(HostedBackend, Rea
     };
     order.link.shared.enter("open");
     let services = order.link.services.clone();
-    let (backend, opened) =
-        patiently(&services, || plugin.open(&settings, services.clone())).map_err(|error| refused(order, error))?;
+    let (backend, opened) = plugin.open(&settings, services).map_err(|error| refused(order, error))?;
     check_alignment(&opened)?;
     let segments = if order.index.0 == 0 { make_segments(order, &backend)? } else { Vec::new() };
     order.link.shared.leave();
@@ -100,33 +96,12 @@ fn make_segments(order: &Order, backend: &HostedBackend) -> Result<Vec<SegmentIn
     let lengths = segments::plan(*order.tier().capacity).map_err(|error| Failure::Refuse(error.to_string()))?;
     order.link.shared.enter("segment_create");
     let make = |(id, length): (u64, u64)| {
-        let segment = patiently(&order.link.services, || backend.segment_create(id, length));
-        segment.map(|segment| SegmentInfo::new(id, segment)).map_err(|error| refused(order, error))
+        backend
+            .segment_create(id, length)
+            .map(|segment| SegmentInfo::new(id, segment))
+            .map_err(|error| refused(order, error))
     };
     (0..).zip(lengths).map(make).collect()
-}
-
-/// Tries again for a bounded time while the size asked for cannot be had: memory of a daemon that has just ended may
-/// still be charged to its clients.
-fn patiently<T>(
-    services: &Arc<Services>,
-    mut call: impl FnMut() -> Result<T, HostOpenError>,
-) -> Result<T, HostOpenError> {
-    let until = Instant::now() + Duration::from_millis(MEMORY_WAIT_MS);
-    loop {
-        match call() {
-            Err(HostOpenError::Open(OpenError::TooLarge(message))) => {
-                let holders = holders::holders();
-                if holders.is_empty() || Instant::now() >= until {
-                    let message = format!("{message}{}", holders::describe(&holders));
-                    return Err(HostOpenError::Open(OpenError::TooLarge(message)));
-                }
-                services.add("memory_waits", 1);
-                std::thread::sleep(Duration::from_millis(MEMORY_RETRY_MS));
-            }
-            other => return other,
-        }
-    }
 }
 
 /// A first tier must be mappable, and a tier must store.

@@ -4,12 +4,10 @@
 //! keeps the state that it reached and the reason. Errors of the config, a held lock and a size that cannot be had
 //! refuse the daemon's start; what the environment lacks obeys the tier's `required`.
 //!
-//! Modules in reading order: [`find`] (which file), [`bring_up`] (on the tier's own thread), [`holders`] (who keeps
-//! memory of a dead daemon).
+//! Modules in reading order: [`find`] (which file), [`bring_up`] (on the tier's own thread).
 
 pub mod bring_up;
 pub mod find;
-pub mod holders;
 
 use umbp_config::ConfigErrors;
 
