@@ -90,10 +90,14 @@ impl Place {
     /// Starts a command and waits until it serves or ends.
     pub(crate) fn try_serve(&self, mut command: Command) -> Result<Daemon, Refused> {
         command.env("UMBP_LOG", "info").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("UMBP_") && name.contains("__")) {
-            command.env_remove(name);
+        // What this process has is not the test's; what the command was given is.
+        let given: Vec<_> = command.get_envs().map(|(name, _)| name.to_owned()).collect();
+        for (name, _) in std::env::vars_os().filter(|(name, _)| !given.contains(name)) {
+            let text = name.to_string_lossy();
+            if text == "UMBP_SOCKET" || (text.starts_with("UMBP_") && text.contains("__")) {
+                command.env_remove(name);
+            }
         }
-        command.env_remove("UMBP_SOCKET");
         let mut child = command.spawn().expect("umbpd starts");
         let stderr = child.stderr.take().expect("piped");
         let (say, lines) = channel();

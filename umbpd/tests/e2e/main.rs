@@ -6,6 +6,11 @@ mod common;
 
 mod child;
 mod daemon_death;
+mod faults;
+mod holds;
+mod jobs;
 mod killed_clients;
 mod rig;
+mod start;
 mod stopped;
+mod strangers;

@@ -199,6 +199,11 @@ pub(crate) fn figures(status: &Value) -> (u64, u64) {
     (process["open_fds"].as_u64().expect("fds"), process["rss_bytes"].as_u64().expect("bytes"))
 }
 
+/// Threads of a process.
+pub(crate) fn threads(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/task")).expect("its threads").count()
+}
+
 pub(crate) fn pid(child: &std::process::Child) -> Pid {
     Pid::from_child(child)
 }
