@@ -1,8 +1,11 @@
 //! `umbp`: the command line of the store.
 //!
-//! Modules in reading order: [`status`], [`plugin`].
+//! Modules in reading order: [`status`], [`replay`], [`bench`], [`plugin`], [`size`] (arguments with units).
 
+mod bench;
 mod plugin;
+mod replay;
+mod size;
 mod status;
 
 use std::path::PathBuf;
@@ -10,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Looks at a running umbpd, and checks plugins.
+/// Looks at a running umbpd, sends work through it, and checks plugins.
 #[derive(Debug, Parser)]
 #[command(name = "umbp", version)]
 struct Arguments {
@@ -25,6 +28,11 @@ struct Arguments {
 enum Command {
     /// Shows the tiers, their counters, and who is attached.
     Status(status::Arguments),
+    /// Sends the requests of a trace through the daemon and verifies every byte that comes back.
+    Replay(replay::Arguments),
+    /// Measures.
+    #[command(subcommand)]
+    Bench(bench::Command),
     /// Looks at backend plugins.
     #[command(subcommand)]
     Plugin(plugin::Command),
@@ -35,6 +43,8 @@ fn main() -> ExitCode {
     let socket = || arguments.socket.clone().unwrap_or_else(default_socket);
     let done = match &arguments.command {
         Command::Status(status) => status::run(status, &socket()).map(|()| true),
+        Command::Replay(replay) => replay::run(replay, socket()),
+        Command::Bench(bench) => bench::run(bench, &socket()).map(|()| true),
         Command::Plugin(plugin) => Ok(plugin::run(plugin)),
     };
     match done {

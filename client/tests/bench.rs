@@ -29,8 +29,7 @@ fn memfd(bytes: u64) -> std::fs::File {
 
 fn serve_session(stream: &UnixStream, pool_bytes: u64) {
     let (pool, table) = (memfd(pool_bytes), memfd(8 << 16));
-    let (mut decoder, mut buffer) = (Decoder::new(), vec![0; 65536]);
-    let (mut blocks, mut top) = (HashMap::new(), 0);
+    let (mut decoder, mut buffer, mut blocks, mut top) = (Decoder::new(), vec![0; 65536], HashMap::new(), 0);
     let mut reserved: Vec<(WireKey, Extent, u64)> = Vec::new();
     loop {
         while let Some(frame) = decoder.next_frame().expect("a frame") {
@@ -123,6 +122,7 @@ fn the_benchmark_measures_four_lines_and_compares_the_bytes() {
 /// By hand, in release: `cargo test --release -p umbp-client --test bench -- --ignored --nocapture`, through the daemon
 /// at UMBP_SOCKET where that is set.
 #[test]
+// tidy: allow ignore: by hand alone, on a quiet machine
 #[ignore = "a measurement, not a claim"]
 fn measure() {
     for threads in [1, 2] {

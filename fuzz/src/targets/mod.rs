@@ -1,6 +1,7 @@
 //! What is fed with mutated bytes, and what must hold for any of them.
 
 mod frame;
+mod nvme;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -19,7 +20,7 @@ pub(crate) struct Target {
 
 /// Every target.
 pub(crate) fn all() -> Vec<Target> {
-    vec![frame::target()]
+    vec![frame::target(), nvme::target()]
 }
 
 /// A signature of texts: their letters without the numbers in them, so that an error is one outcome whatever the

@@ -83,6 +83,7 @@ fn a_kill_in_the_middle_of_stores_loses_nothing_that_was_completed() {
 }
 
 #[test]
+// tidy: allow ignore: it is no test, but the program that another test runs and kills
 #[ignore = "the child of another test"]
 fn child_that_stores_until_it_is_killed() {
     let Ok(place) = std::env::var("NVME_TEST_FOLDER") else { return };
