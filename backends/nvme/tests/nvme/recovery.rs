@@ -165,6 +165,20 @@ fn a_flipped_bit_in_a_record_costs_that_block_alone() {
 }
 
 #[test]
+fn a_block_whose_delete_record_is_lost_stays_away_once_it_was_overwritten() {
+    let place = folder();
+    let tier = Tier::fresh(place.path(), CAPACITY, "");
+    let first = tier.put(1, 20_000).unwrap();
+    assert_eq!(tier.delete(&first), Status::OK);
+    let second = tier.put(2, 20_000).unwrap();
+    assert_eq!(tier.delete(&second), Status::OK);
+    tier.shutdown();
+    // Records: start, put 1, delete 1, put 2, delete 2.
+    flip(&newest(place.path(), "journal."), 2 * RECORD_BYTES + 20);
+    check(place.path(), vec![]);
+}
+
+#[test]
 fn a_cut_data_file_costs_just_the_blocks_that_were_cut() {
     // A6, while closed and while open.
     for (length, kept) in [(0, 0), (1, 0), (5 * 20_480 - 1, 4), (3 * 20_480 + 20_000, 4), (3 * 20_480 + 19_999, 3)] {
