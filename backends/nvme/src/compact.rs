@@ -20,7 +20,7 @@ pub(crate) fn keep_house(store: &Arc<Store>, sync_window: Duration) {
     let mut sync_failed = false;
     loop {
         let (compact, stop) = await_chores(store, synced + sync_window);
-        let sync = store.sync();
+        let sync = catch_unwind(AssertUnwindSafe(|| store.sync())).unwrap_or_else(|_| Err(io::Error::other("a panic")));
         synced = Instant::now();
         if let Err(error) = &sync
             && !sync_failed

@@ -167,6 +167,12 @@ impl Tier {
         Ok(Self { nvme, told, opened, memory, ids: AtomicU64::new(1) })
     }
 
+    /// One more region of this memory, which the caller keeps until the tier is gone.
+    pub(crate) fn register(&self, region: u64, memory: &Memory) -> Status {
+        // SAFETY: the caller keeps the memory.
+        unsafe { self.nvme.region_register(region, memory.start, memory.layout.size() as u64, "") }
+    }
+
     /// Opens, introduces the namespace, and reads everything back in small pages.
     pub(crate) fn recovered(path: &Path, capacity: u64, more: &str) -> (Self, HashMap<u64, Stored>) {
         let tier = Self::open(path, capacity, more);

@@ -45,6 +45,40 @@ fn without_io_uring_threads_serve_and_the_cause_is_named_once() {
     }
 }
 
+/// Makes io_uring_setup(2) fail with `errno` for this thread and those that it starts.
+fn forbid_io_uring(errno: i32) {
+    let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let mut filter = [
+        // The call's number is the first word of what a filter looks at.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_io_uring_setup as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
+        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: plain numbers.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }, 0);
+    // SAFETY: the program lives until the call has returned, and its filter has as many statements as it says.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) }, 0);
+}
+
+#[test]
+fn under_a_sandbox_that_forbids_io_uring_threads_serve() {
+    // F4, with a real seccomp filter.
+    for (errno, cause) in [(libc::EPERM, "refused"), (libc::ENOSYS, "missing")] {
+        let sandboxed = move || {
+            forbid_io_uring(errno);
+            let place = folder();
+            let tier = Tier::fresh(place.path(), CAPACITY, "");
+            assert!(tier.opened.report.contains(cause), "{}", tier.opened.report);
+            assert_eq!(tier.told.counted("fallback.io_uring"), 1);
+            let block = tier.put(1, 1_124_352).unwrap();
+            assert_eq!(tier.get(&block), Ok(()));
+        };
+        std::thread::spawn(sandboxed).join().unwrap();
+    }
+}
+
 #[test]
 fn where_o_direct_fails_its_probe_the_page_cache_serves() {
     // F1, F3: the open succeeds, the transfer does not.
