@@ -66,11 +66,15 @@ impl Engine {
             if trusted && self.tiers[tier].copies[lower].state == CopyState::Putting {
                 self.make_resident(tier, lower);
                 self.tiers[tier].counters.stored += 1;
+                self.tiers[tier].raise_limit();
             } else {
                 self.delete_lower(tier, lower);
             }
         } else {
             self.free_lower(tier, lower);
+            if completion.status == Status::NO_SPACE {
+                self.tiers[tier].lower_limit();
+            }
             if completion.status == Status::NO_SPACE && !again && trusted && self.make_way(tier, tenant, bytes) {
                 // Its pin stays with it until the second try.
                 return self.tiers[tier].retries.push_back(dram);

@@ -242,7 +242,7 @@ impl Engine {
             }
         }
         for tier in DRAM + 1..self.tiers.len() {
-            let limit = self.tiers[tier].settings.capacity.saturating_sub(self.settings.headroom[tier]);
+            let limit = self.tiers[tier].limit.saturating_sub(self.settings.headroom[tier]);
             for _ in 0..RECLAIM_SLICE_ENTRIES {
                 let tenant = if self.tiers[tier].kept_bytes() > limit { self.heaviest(tier) } else { None };
                 if !self.tiers[tier].running() || !tenant.is_some_and(|tenant| self.evict_lower(tier, tenant)) {
@@ -259,7 +259,7 @@ impl Engine {
             self.promised(tenant) < target && self.tiers[DRAM].orders[usize::from(tenant)].victim().is_some()
         });
         let lower = (DRAM + 1..self.tiers.len()).any(|tier| {
-            let limit = self.tiers[tier].settings.capacity.saturating_sub(self.settings.headroom[tier]);
+            let limit = self.tiers[tier].limit.saturating_sub(self.settings.headroom[tier]);
             self.tiers[tier].running() && self.tiers[tier].kept_bytes() > limit && self.heaviest(tier).is_some()
         });
         dram || lower

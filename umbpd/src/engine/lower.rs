@@ -6,7 +6,7 @@
 use umbp_plugin_api::types::code;
 use umbp_plugin_api::{Operation, types::KEY_BYTES};
 
-use super::api::{Action, TIERS_MAX, Time};
+use super::api::{Action, TIERS_MAX, Time, WritePolicy};
 use super::evict::RECLAIM_SLICE_ENTRIES;
 use super::pool::Place;
 use super::slab::NONE;
@@ -15,6 +15,8 @@ use super::tier::{BlockCopy, CopyState, LEAVING, QUEUED, QueuedPut};
 
 /// Stale or useless entries of the background queue that one search for the next put passes at most.
 const PUT_SCAN_MAX: usize = 512;
+/// Ancestors that one put queues before itself at most; one that lacks more is dropped, and counted.
+const ANCESTORS_PER_PUT_MAX: usize = 512;
 /// Stale entries that the background queue may hold beside as many live ones before it is swept.
 const STALE_PUTS_MAX: u64 = 1024;
 
@@ -35,6 +37,16 @@ pub(super) struct InFlight {
     pub(super) overdue: bool,
 }
 
+/// How a block stands toward a lower tier.
+enum WayDown {
+    /// There, or on its way.
+    There,
+    /// In this slot of the first tier alone.
+    Queue(u32),
+    /// In neither.
+    Gone,
+}
+
 /// Whether a block may be put below.
 enum RoomBelow {
     Ready,
@@ -49,9 +61,43 @@ impl Engine {
         (self.tiers[tier].settings.slots / 2).max(1)
     }
 
-    /// Queues the background copy of a resident block into a tier, once. False if it needs none or can have none
-    /// now; the latter is counted.
+    /// Queues the background copy of a resident block into a tier, once, behind those of its ancestors that the tier
+    /// lacks: without them it would be of no use there. False if it needs none or can have none now; the latter is
+    /// counted.
     pub(super) fn queue_put(&mut self, tier: usize, dram: u32) -> bool {
+        let mut missing = Vec::new();
+        let mut at = self.tiers[DRAM].copies[dram].entry;
+        while let Some(parent) = self.index.above(at) {
+            match self.way_down(tier, parent) {
+                WayDown::There => break,
+                WayDown::Queue(above) if missing.len() < ANCESTORS_PER_PUT_MAX => missing.push(above),
+                WayDown::Queue(_) | WayDown::Gone => {
+                    self.tiers[tier].counters.dropped += 1;
+                    return false;
+                }
+            }
+            at = parent;
+        }
+        missing.into_iter().rev().all(|above| self.queue_one(tier, above)) && self.queue_one(tier, dram)
+    }
+
+    /// Whether a tier has a block, or will have it before whatever is queued now.
+    fn way_down(&self, tier: usize, entry: u32) -> WayDown {
+        let state = |tier: usize, slot: u32| (slot != NONE).then(|| self.tiers[tier].copies[slot].state);
+        let [above, below] = [DRAM, tier].map(|tier| self.index[entry].copies[tier]);
+        match (state(tier, below), state(DRAM, above)) {
+            (Some(CopyState::Resident | CopyState::Putting), _) => WayDown::There,
+            // Its own commit queues it.
+            (_, Some(CopyState::Writing)) => WayDown::There,
+            (_, Some(CopyState::Resident)) if self.tiers[DRAM].copies[above].is(QUEUED << tier) => WayDown::There,
+            // It goes down when it leaves the first tier.
+            (_, Some(CopyState::Resident)) if self.settings.write == WritePolicy::OnEvict => WayDown::There,
+            (_, Some(CopyState::Resident)) => WayDown::Queue(above),
+            _ => WayDown::Gone,
+        }
+    }
+
+    fn queue_one(&mut self, tier: usize, dram: u32) -> bool {
         let copy = &self.tiers[DRAM].copies[dram];
         if copy.is(QUEUED << tier) {
             return true;
@@ -242,7 +288,7 @@ impl Engine {
 
     /// Makes room for a put, within the tier's capacity and the tenant's quota: the coldest leave first.
     fn room_below(&mut self, tier: usize, tenant: usize, need: u64) -> RoomBelow {
-        let capacity = self.tiers[tier].settings.capacity;
+        let capacity = self.tiers[tier].limit;
         let quota = self.settings.tenants[tenant].quota[tier];
         for _ in 0..RECLAIM_SLICE_ENTRIES {
             let below = &self.tiers[tier];

@@ -10,6 +10,11 @@ use super::policy::{Link, Nodes, Policy};
 use super::prefix_lru::PrefixLru;
 use super::slab::{NONE, Slab};
 
+/// Puts done after which a tier's limit is tried higher.
+const PUTS_PER_RAISE: u32 = 4096;
+/// Part of the capacity by which it is raised: 1/256.
+const RAISE_SHARE: u64 = 256;
+
 /// Life of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyState {
@@ -135,6 +140,11 @@ impl TierCounters {
 /// One tier.
 pub(super) struct Tier {
     pub(super) settings: TierSettings,
+    /// Bytes that its backend can really hold, as far as is known: at most the capacity. A backend keeps records of
+    /// its own, and its medium may fill before the capacity does.
+    pub(super) limit: u64,
+    /// Puts done since the limit was last moved.
+    puts_since_limit: u32,
     pub(super) state: TierState,
     pub(super) copies: Slab<BlockCopy>,
     /// Order of eviction, per tenant.
@@ -169,6 +179,8 @@ pub(super) struct Tier {
 impl Tier {
     pub(super) fn new(settings: TierSettings, tenants: usize) -> Self {
         Self {
+            limit: settings.capacity,
+            puts_since_limit: 0,
             settings,
             state: TierState::Declared,
             copies: Slab::new(),
@@ -200,6 +212,22 @@ impl Tier {
     /// Bytes taken and not on their way out.
     pub(super) fn kept_bytes(&self) -> u64 {
         self.used_bytes().saturating_sub(self.freeing.iter().sum())
+    }
+
+    /// A put was refused for lack of space, and is no longer counted: what is there now is what fits.
+    pub(super) fn lower_limit(&mut self) {
+        self.limit = self.limit.min(self.used_bytes());
+        self.puts_since_limit = 0;
+    }
+
+    /// A put was done. Now and then the limit is tried a little higher, since room may have come free.
+    pub(super) fn raise_limit(&mut self) {
+        self.puts_since_limit += 1;
+        if self.puts_since_limit >= PUTS_PER_RAISE && self.limit < self.settings.capacity {
+            let step = (self.settings.capacity / RAISE_SHARE).max(self.settings.alignment);
+            self.limit = (self.limit + step).min(self.settings.capacity);
+            self.puts_since_limit = 0;
+        }
     }
 
     pub(super) fn running(&self) -> bool {

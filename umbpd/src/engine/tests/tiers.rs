@@ -320,3 +320,22 @@ fn a_completion_that_cuts_the_block_short_is_no_block() {
     assert_eq!(rig.promoted()[0].2, Acquired::Miss(MissReason::Failed));
     assert_eq!(rig.lookup(session, 0, &[1]), [ABSENT]);
 }
+
+#[test]
+fn a_block_goes_down_with_the_ancestors_that_the_tier_lacks_or_not_at_all() {
+    // C10, below the first tier: a child without its parent is of no use there.
+    let mut rig = Rig::blocks(&[64, 64]);
+    let session = rig.session();
+    rig.store(session, &[1, 2]);
+    for _ in 0..2 {
+        rig.finish(code::PUT, Status::IO);
+    }
+    assert_eq!(rig.in_flight(code::PUT), 0, "what failed is not tried again by itself");
+    let child = rig.chain(Some(2), 2, &[3]);
+    rig.store_items(session, &child);
+    let keys: Vec<_> = (0..3).map(|_| rig.finish(code::PUT, Status::OK).key).collect();
+    assert_eq!(keys, [1, 2, 3].map(|n| rig.key(n).local), "root first");
+    let stranger = rig.chain(Some(100), 1, &[101]);
+    rig.store_items(session, &stranger);
+    assert_eq!(rig.in_flight(code::PUT), 0, "its parent is nowhere");
+}
