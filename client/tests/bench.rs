@@ -27,22 +27,20 @@ fn memfd(bytes: u64) -> std::fs::File {
     std::fs::File::from(fd)
 }
 
+fn limits() -> Limits {
+    Limits { keys: 8192, frame_bytes: 4 << 20, lease_ms: 10_000, hold_ms: 0, block_bytes: 64 << 20, verify_dram: false }
+}
+
 fn serve_session(stream: &UnixStream, pool_bytes: u64) {
     let (pool, table) = (memfd(pool_bytes), memfd(8 << 16));
-    let (mut decoder, mut buffer, mut blocks, mut top) = (Decoder::new(), vec![0; 65536], HashMap::new(), 0);
+    let (mut decoder, mut buffer) = (Decoder::new(), vec![0; 65536]);
+    let (mut blocks, mut top) = (HashMap::new(), 0);
     let mut reserved: Vec<(WireKey, Extent, u64)> = Vec::new();
     loop {
         while let Some(frame) = decoder.next_frame().expect("a frame") {
             let reply = match decode_request(&frame).expect("a request") {
                 Request::Hello(_) => {
-                    let limits = Limits {
-                        keys: 8192,
-                        frame_bytes: 4 << 20,
-                        lease_ms: 10_000,
-                        hold_ms: 0,
-                        block_bytes: 64 << 20,
-                        verify_dram: false,
-                    };
+                    let limits = limits();
                     let welcome = Welcome {
                         version: 1,
                         daemon: "bench".to_owned(),
@@ -116,22 +114,5 @@ fn the_benchmark_measures_four_lines_and_compares_the_bytes() {
         let lines: Vec<_> = report.lines.iter().map(|line| (line.direction, line.checksum)).collect();
         assert_eq!(lines, [("store", false), ("load", false), ("store", true), ("load", true)]);
         assert!(report.lines.iter().all(|line| line.ratio > 0.0 && line.gbps > 0.0));
-    }
-}
-
-/// By hand, in release: `cargo test --release -p umbp-client --test bench -- --ignored --nocapture`, through the daemon
-/// at UMBP_SOCKET where that is set.
-#[test]
-// tidy: allow ignore: by hand alone, on a quiet machine
-#[ignore = "a measurement, not a claim"]
-fn measure() {
-    for threads in [1, 2] {
-        for settings in bench::CopySettings::shapes(15, threads) {
-            let report = match std::env::var_os("UMBP_SOCKET") {
-                Some(socket) => bench::copy(&Options::new(socket, None), &settings).expect("measured"),
-                None => run(&settings, 600 << 20),
-            };
-            println!("{}", report.to_json());
-        }
     }
 }
