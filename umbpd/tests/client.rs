@@ -108,7 +108,7 @@ fn with_nvme() -> Place {
 
 /// kill -9 and SIGTERM alike: blocks whose copy below was made hit again in the next life, byte for byte.
 #[test]
-fn a6_blocks_on_nvme_hit_again_after_kill_9_and_after_a_clean_stop() {
+fn e3_blocks_on_nvme_hit_again_after_kill_9_and_after_a_clean_stop() {
     let place = with_nvme();
     let daemon = place.serve();
     let mut engine = Engine::new(&daemon.socket);

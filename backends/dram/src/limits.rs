@@ -213,6 +213,7 @@ mod tests {
         );
     }
 
+    /// F6: a cgroup's limit.
     #[test]
     fn the_own_group_of_v2_limits_less_what_is_used_and_cannot_be_reclaimed() {
         check(

@@ -7,6 +7,7 @@ mod common;
 mod child;
 mod daemon_death;
 mod faults;
+mod field_cases;
 mod holds;
 mod jobs;
 mod killed_clients;

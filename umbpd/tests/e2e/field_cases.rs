@@ -1,0 +1,73 @@
+//! `docs/field-cases.md` names real tests, and each says which case it pins.
+
+use std::collections::BTreeSet;
+
+use crate::common::workspace;
+
+/// The cases that the first section must have.
+const SPINE: &str = "A3 A5 A6 A7 A8 B1 B8 C1 C2 C6 D3 D6 D7 F6 F7 J2 J3 K6 K7 K10 K11 K12 K13 K14";
+/// Lines above a test that belong to it, and lines at the top of a file that speak for all of its tests.
+const ABOVE_LINES: usize = 6;
+const TOP_LINES: usize = 8;
+
+/// A row of a table: what it begins with, and the tests that it names.
+struct Row<'a> {
+    first: &'a str,
+    tests: Vec<(&'a str, &'a str)>,
+}
+
+fn row(line: &str) -> Option<Row<'_>> {
+    let first = line.strip_prefix("| ")?.split(" | ").next()?;
+    // Between backticks every second piece is a name.
+    let tests: Vec<_> = line.split('`').skip(1).step_by(2).filter_map(|name| name.rsplit_once("::")).collect();
+    (!tests.is_empty()).then_some(Row { first, tests })
+}
+
+fn rows(section: &str) -> Vec<Row<'_>> {
+    section.lines().filter_map(row).collect()
+}
+
+/// The test with what stands right above it, and the top of its file; none where it is no test.
+fn text_of(file: &str, test: &str) -> Option<String> {
+    let source = std::fs::read_to_string(workspace().join(file)).ok()?;
+    let lines: Vec<&str> = source.lines().collect();
+    let at = lines.iter().position(|line| line.trim_start().starts_with(&format!("fn {test}(")))?;
+    let above = &lines[at.saturating_sub(ABOVE_LINES)..at];
+    above.iter().rev().take(3).find(|line| line.trim() == "#[test]")?;
+    let indent = lines[at].len() - lines[at].trim_start().len();
+    let ends = |line: &&str| **line == format!("{}}}", " ".repeat(indent));
+    let end = lines[at..].iter().position(ends).unwrap_or(1);
+    Some([&lines[..TOP_LINES.min(at)], above, &lines[at..at + end]].concat().join("\n"))
+}
+
+/// The case stands there as a word (`K7`), or in a test's name (`k7_`).
+fn says(text: &str, case: &str) -> bool {
+    let lower = case.to_lowercase();
+    text.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word == case || word == lower)
+}
+
+#[test]
+fn every_case_names_tests_that_exist_and_say_so() {
+    let page = std::fs::read_to_string(workspace().join("docs/field-cases.md")).expect("the page");
+    let sections: Vec<&str> = page.split("\n## ").skip(1).collect();
+    let mut wrong = Vec::new();
+    for (at, section) in sections.iter().enumerate() {
+        // The last section's rows are claims, not cases.
+        let is_case = at + 1 < sections.len();
+        for row in rows(section) {
+            for (file, test) in &row.tests {
+                match text_of(file, test) {
+                    None => wrong.push(format!("{}: {file} has no test {test}", row.first)),
+                    Some(text) if is_case && !says(&text, row.first) => {
+                        wrong.push(format!("{}: {file}::{test} does not say that it pins it", row.first));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let listed: BTreeSet<&str> = rows(sections[0]).iter().map(|row| row.first).collect();
+    let missing: Vec<&str> = SPINE.split(' ').filter(|case| !listed.contains(case)).collect();
+    assert!(missing.is_empty(), "no test is named for {missing:?}");
+}
