@@ -9,7 +9,7 @@
 //! verifying threads; a store goes to the keeper thread, which appends its record. Every operation carries a ticket
 //! whose drop completes it, so that none is lost, not even in a panic.
 //!
-//! Modules in reading order: [`format`] (bytes on disk), [`options`], `space` (free units and living blocks), `folder`
+//! Modules in reading order: [`mod@format`] (bytes on disk), [`options`], `space` (free units and living blocks), `folder`
 //! (lock, superblock, files), `namespaces`, `journal`, `recovery`, `compact` (sync windows and snapshots), `ticket`,
 //! `queue`, `transfer`, [`port`] (how pieces reach the disk, and where faults are injected), `piece`, `driver`, `keeper`,
 //! `verify`, `store` (one path), `regions`, `launch` (threads begin and end), `submit`,

@@ -110,6 +110,10 @@ fn a_torn_last_record_costs_its_own_block_and_hides_nothing_later() {
         File::options().write(true).open(newest(torn.path(), "journal.")).unwrap().set_len(whole - cut).unwrap();
         let (tier, blocks) = Tier::recovered(torn.path(), CAPACITY, "");
         assert_eq!(blocks.len(), 3, "cut {cut}");
+        // The end is found in the same way whatever is left of the record; some cuts go the whole way.
+        if cut % 8 != 0 && cut != 1 {
+            continue;
+        }
         tier.put(100, 5000).unwrap();
         drop(tier);
         check(torn.path(), vec![0, 1, 2, 100]);
@@ -208,8 +212,7 @@ fn a_cut_data_file_costs_just_the_blocks_that_were_cut() {
 #[test]
 fn churn_of_ten_times_the_capacity_stays_within_it_on_disk() {
     // K1, G2, K2
-    let capacity = 8 * MIB;
-    for length in [3000_u64, 61_000] {
+    for (capacity, length) in [(4 * MIB, 3000_u64), (8 * MIB, 61_000)] {
         let place = folder();
         let tier = Tier::fresh(place.path(), capacity, "sync_window = \"10ms\"");
         let mut kept: std::collections::VecDeque<Stored> = std::collections::VecDeque::new();
