@@ -19,13 +19,17 @@ const HELLO_ID: u64 = 0;
 /// How often the wait for Welcome asks whether it is still wanted.
 const GO_ON_EVERY: Duration = Duration::from_millis(100);
 
-/// Attaches within the options' time-out for a call. `previous` is this process's session before, and whether all
-/// that it had mapped is unmapped. Gives up early once `go_on` says no.
-pub(crate) fn attach(
-    options: &Options,
-    previous: Option<(SessionId, bool)>,
-    go_on: &dyn Fn() -> bool,
-) -> Result<Attached, Error> {
+/// This process's session before.
+#[derive(Clone, Copy)]
+pub(crate) struct Before {
+    pub(crate) session: SessionId,
+    pub(crate) boot_id: u64,
+    /// All that it had mapped is unmapped.
+    pub(crate) unmapped: bool,
+}
+
+/// Attaches within the options' time-out for a call. Gives up early once `go_on` says no.
+pub(crate) fn attach(options: &Options, previous: Option<Before>, go_on: &dyn Fn() -> bool) -> Result<Attached, Error> {
     let end = Instant::now() + options.call_timeout;
     let io = |what: &str, error: std::io::Error| Error::Detached {
         socket: options.socket.clone(),
@@ -38,8 +42,9 @@ pub(crate) fn attach(
         client: options.name.clone(),
         tenant: options.tenant.clone(),
         namespace: options.namespace.clone(),
-        previous_session: previous.map(|(session, _)| session),
-        all_unmapped: previous.is_some_and(|(_, unmapped)| unmapped),
+        previous_session: previous.map(|before| before.session),
+        previous_boot_id: previous.map_or(0, |before| before.boot_id),
+        all_unmapped: previous.is_some_and(|before| before.unmapped),
     };
     let bytes = encode_request(HELLO_ID, &Request::Hello(hello));
     fds::send_all(&socket, &bytes, &[]).map_err(|e| io("send Hello", e))?;

@@ -7,8 +7,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use umbp_protocol::message::{Event, SessionId};
+use umbp_protocol::message::{Event, SessionId, Welcome};
 
+use crate::attach::Before;
 use crate::events::{ClientEvent, EventQueue};
 use crate::job::Job;
 use crate::keeper::Keeper;
@@ -27,8 +28,10 @@ struct Attempts {
 }
 
 /// The session before, to be named in the next Hello.
+#[derive(Clone)]
 struct Previous {
     session: SessionId,
+    boot_id: u64,
     mapped: Arc<Count>,
 }
 
@@ -104,10 +107,14 @@ impl Shared {
             // It ends by itself once its session is lost; a panic of it has ended it too.
             let _ = reader.join();
         }
-        let previous = self.previous.lock().unwrap_or_else(PoisonError::into_inner);
-        let previous = previous.as_ref().map(|p| (p.session, Arc::clone(&p.mapped)));
-        let previous = previous.map(|(session, mapped)| (session, mapped.wait_none(unmap_wait)));
-        if previous.is_some_and(|(_, unmapped)| !unmapped) {
+        // Not held while attaching: a session that is lost at once takes this lock too.
+        let previous = self.previous.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let previous = previous.map(|p| Before {
+            session: p.session,
+            boot_id: p.boot_id,
+            unmapped: p.mapped.wait_none(unmap_wait),
+        });
+        if previous.is_some_and(|before| !before.unmapped) {
             self.counters.add(Counter::UnmapTimedOut, 1);
         }
         let attached =
@@ -180,7 +187,8 @@ impl Shared {
             *current = None;
         }
         drop(current);
-        let previous = Previous { session: session.welcome.session, mapped: Arc::clone(&session.mapped) };
+        let Welcome { session: number, boot_id, .. } = session.welcome;
+        let previous = Previous { session: number, boot_id, mapped: Arc::clone(&session.mapped) };
         *self.previous.lock().unwrap_or_else(PoisonError::into_inner) = Some(previous);
         self.counters.add(Counter::SessionsLost, 1);
         tracing::warn!(%cause, session = session.welcome.session.0, "the session with the daemon ended");

@@ -14,6 +14,7 @@ const LOST: Outcome = Outcome::Failed(FailCause::SessionLost);
 fn check_attaches_anew(fake: &Fake, client: &Client, boot_id: u64) -> Peer {
     let peer = fake.accept(boot_id, 11);
     assert_eq!((peer.hello.previous_session, peer.hello.all_unmapped), (Some(SessionId(10)), true));
+    assert_eq!(peer.hello.previous_boot_id, 1, "the life that gave the number");
     assert!(client.wait_attached(LONG));
     assert_eq!(client.welcome().expect("attached").boot_id, boot_id);
     peer

@@ -10,7 +10,7 @@ use common::client::{Client, hello};
 use common::daemon::{Daemon, Place};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use umbp_protocol::message::{Found, Hello, Reply, Request, Reserved};
+use umbp_protocol::message::{Found, Hello, Outcome, Reply, Request, Reserved};
 
 const BLOCK_BYTES: u64 = 64 << 10;
 /// The program runs itself as a client: the socket, and what it is to do.
@@ -174,15 +174,37 @@ fn a_process_that_has_unmapped_all_ends_its_quarantine_with_its_next_hello() {
     for (all_unmapped, before, after) in [(false, 1, 1), (true, 2, 1)] {
         let mut first = Client::new(&daemon.socket);
         let previous_session = first.welcome.as_ref().map(|welcome| welcome.session);
+        let previous_boot_id = first.welcome.as_ref().expect("welcome").boot_id;
         let (_, items) = first.reserve(&[5], BLOCK_BYTES);
         assert!(matches!(items[0], Reserved::Extent(_)), "{items:?}");
         drop(first);
         daemon.until("quarantine", |status| quarantined(status) == before * BLOCK_BYTES);
         let mut second = Client::silent(&daemon.socket);
-        second.greet(Hello { previous_session, all_unmapped, ..hello() }).expect("welcome");
+        second.greet(Hello { previous_session, previous_boot_id, all_unmapped, ..hello() }).expect("welcome");
         daemon.until("the word is taken", |status| quarantined(status) == after * BLOCK_BYTES);
         assert!(second.store(9, BLOCK_BYTES));
     }
+}
+
+/// Two clients of one process re-attach after the daemon was restarted: the number that one of them had before may be
+/// the other's now, whose threads write. Taking the word for it would free extents that are being written.
+#[test]
+fn a_session_number_of_an_earlier_life_names_nobody_in_this_one() {
+    let place = Place::new("16MiB", "");
+    let daemon = place.serve();
+    let mut first = Client::new(&daemon.socket);
+    let (lease, items) = first.reserve(&[5], BLOCK_BYTES);
+    assert!(matches!(items[0], Reserved::Extent(_)), "{items:?}");
+    let welcome = first.welcome.clone().expect("welcome");
+    let mut second = Client::silent(&daemon.socket);
+    let previous_session = Some(welcome.session);
+    for previous_boot_id in [0, welcome.boot_id ^ 2] {
+        let word = Hello { previous_session, previous_boot_id, all_unmapped: true, ..hello() };
+        second.greet(word).expect("welcome");
+        second = Client::silent(&daemon.socket);
+    }
+    let reply = first.call(&Request::Commit { lease, items: vec![(0, 7)] });
+    assert_eq!(reply, Reply::Commit { items: vec![Outcome::Done] });
 }
 
 #[test]

@@ -46,6 +46,7 @@ pub(crate) fn ask(socket: &Path) -> Result<serde_json::Value, AskError> {
         tenant: None,
         namespace: None,
         previous_session: None,
+        previous_boot_id: 0,
         all_unmapped: true,
     };
     session.call(1, &Request::Hello(hello))?;

@@ -78,6 +78,7 @@ impl Fake {
             tenant: None,
             namespace: None,
             previous_session: None,
+            previous_boot_id: 0,
             all_unmapped: false,
         };
         let (segment, generations) = (memfd(SEGMENT_BYTES), memfd(8 * WORDS));

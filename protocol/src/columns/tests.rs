@@ -53,10 +53,18 @@ fn request() -> impl Strategy<Value = Request> {
     let descriptor = prop::collection::btree_map(".{0,8}", ".{0,8}", 0..4)
         .prop_map(umbp_connector_core::namespace::NamespaceDescriptor);
     let hello = (any::<(u16, u16)>(), ".{0,12}", any::<Option<String>>(), prop::option::of(descriptor))
-        .prop_flat_map(|fields| (Just(fields), any::<Option<u64>>(), any::<bool>()))
-        .prop_map(|((versions, client, tenant, namespace), previous, all_unmapped)| {
+        .prop_flat_map(|fields| (Just(fields), any::<Option<u64>>(), any::<(u64, bool)>()))
+        .prop_map(|((versions, client, tenant, namespace), previous, (previous_boot_id, all_unmapped))| {
             let previous_session = previous.map(SessionId);
-            Request::Hello(Hello { versions, client, tenant, namespace, previous_session, all_unmapped })
+            Request::Hello(Hello {
+                versions,
+                client,
+                tenant,
+                namespace,
+                previous_session,
+                previous_boot_id,
+                all_unmapped,
+            })
         });
     let item = (key(), key(), any::<u32>(), any::<u64>()).prop_map(|(key, parent, depth, length)| ReserveItem {
         key,

@@ -16,8 +16,11 @@ pub struct Hello {
     pub tenant: Option<String>,
     /// The namespace of the keys to come; none = this session only asks for status.
     pub namespace: Option<NamespaceDescriptor>,
-    /// This process's session before, in the same life of the daemon or an earlier one.
+    /// This process's session before.
     pub previous_session: Option<SessionId>,
+    /// The daemon's life that gave `previous_session` its number: in another life the number is somebody else's.
+    #[serde(default)]
+    pub previous_boot_id: u64,
     /// The process has unmapped all that `previous_session` mapped: no thread of it writes there any more.
     pub all_unmapped: bool,
 }

@@ -13,7 +13,7 @@ use super::state::Engine;
 pub struct SessionInfo {
     /// The tenant, as decided from the socket's credentials.
     pub tenant: TenantIndex,
-    /// The process, as the kernel told it.
+    /// The process, as the kernel told it; 0 = one of another pid namespace, which cannot be told from others.
     pub pid: u32,
     /// Name of the client, for status.
     pub client: String,
@@ -47,7 +47,7 @@ impl Engine {
         self.begin();
         self.settings.tenants.get(usize::from(info.tenant.0))?;
         if let Some(previous) = info.previous_session {
-            let same = |old: &Session| old.pid == info.pid && old.tenant == info.tenant.0;
+            let same = |old: &Session| info.pid != 0 && old.pid == info.pid && old.tenant == info.tenant.0;
             if self.sessions.get(&previous).is_some_and(same) {
                 self.end_session(previous, info.all_unmapped);
             }
@@ -153,6 +153,9 @@ impl Engine {
     /// Quarantined bytes of a session's process, its earlier sessions included.
     pub(super) fn quarantine_of(&self, id: SessionId) -> u64 {
         let Some(session) = self.sessions.get(&id) else { return 0 };
+        if session.pid == 0 {
+            return session.quarantined_bytes;
+        }
         let same = self.sessions.values().filter(|other| other.pid == session.pid && other.tenant == session.tenant);
         same.map(|session| session.quarantined_bytes).sum()
     }

@@ -50,7 +50,10 @@ pub fn welcome(
         return Err(refusal("draining", "this umbpd is shutting down; try again once it has restarted"));
     }
     let namespace = namespace(hub, tenant, hello)?;
-    if let Some(previous) = hello.previous_session.and_then(|id| hub.sessions.borrow().get(&id).cloned()) {
+    // A number of another life is by now somebody else's. No pid: a process of another pid namespace, like any other.
+    let own_word = hello.previous_boot_id == hub.facts.boot_id && who.pid != 0;
+    let previous_session = hello.previous_session.filter(|_| own_word);
+    if let Some(previous) = previous_session.and_then(|id| hub.sessions.borrow().get(&id).cloned()) {
         // The engine takes the word only of the same process and tenant.
         if previous.pid == who.pid && !Rc::ptr_eq(&previous, seat) {
             previous.end("its process has opened another session in its place");
@@ -60,7 +63,7 @@ pub fn welcome(
         tenant,
         pid: u32::try_from(who.pid).unwrap_or(0),
         client: cut(&hello.client, CLIENT_NAME_BYTES_MAX).to_owned(),
-        previous_session: hello.previous_session,
+        previous_session,
         all_unmapped: hello.all_unmapped,
     };
     let Some(session) = hub.with(|engine, now| engine.session_open(info, now)) else {

@@ -42,6 +42,7 @@ pub(crate) fn hello() -> Hello {
         tenant: None,
         namespace: Some(descriptor()),
         previous_session: None,
+        previous_boot_id: 0,
         all_unmapped: false,
     }
 }

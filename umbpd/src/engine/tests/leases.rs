@@ -219,6 +219,31 @@ fn only_the_same_process_ends_the_quarantine_of_its_session_before() {
     }
 }
 
+/// In a container of its own a process has no number here; all such processes look alike, so none is taken at its word.
+#[test]
+fn a_process_without_a_pid_speaks_for_no_other_and_pays_for_no_other() {
+    let mut small = settings(&[8]);
+    small.quarantine_bytes = BLOCK;
+    let mut rig = Rig::new(small);
+    let (late, other) = (rig.session_of(0, 0), rig.session_of(0, 0));
+    let items = rig.chain(None, 0, &[1]);
+    rig.reserve(late, &items);
+    rig.advance(LEASE_NS);
+    let info = SessionInfo {
+        tenant: TenantIndex(0),
+        pid: 0,
+        client: String::new(),
+        previous_session: Some(late),
+        all_unmapped: true,
+    };
+    let now = rig.time();
+    rig.engine.session_open(info, now).expect("tenant is known");
+    rig.run_ticks();
+    assert_eq!(quarantined(&rig), BLOCK);
+    assert_eq!(rig.store(late, &[3]), [Reserved::Refused]);
+    assert!(matches!(rig.store(other, &[3])[0], Reserved::Extent(_)));
+}
+
 #[test]
 fn a_process_at_its_quarantine_bound_may_not_reserve() {
     let mut small = settings(&[8]);
