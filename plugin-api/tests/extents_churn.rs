@@ -66,7 +66,11 @@ fn churn(sizes: &[u64]) -> Waste {
         assert_eq!((area.free_units(), area.largest_free()), (area.units(), area.units()), "all joined again");
     }
     let full = f64::from(full.max(1));
-    Waste { rounding: (rounded - payload) as f64 / payload as f64, unusable: unusable / full, resident: resident / full }
+    Waste {
+        rounding: (rounded - payload) as f64 / payload as f64,
+        unusable: unusable / full,
+        resident: resident / full,
+    }
 }
 
 /// Case, block sizes in bytes, and the most waste allowed: rounding, unusable.

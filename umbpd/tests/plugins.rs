@@ -149,6 +149,30 @@ fn a_bad_end_of_a_plugin_is_not_the_daemons() {
     }
 }
 
+/// What a plugin still stores while it shuts down lies in the first tier's memory.
+#[test]
+fn the_first_tier_shuts_down_after_those_that_read_from_it() {
+    let slow = place("stores-at-shutdown", false);
+    let toml = std::fs::read_to_string(slow.config()).expect("config");
+    slow.write(&toml.replace("deadline = \"200ms\"", "deadline = \"60s\""));
+    let daemon = slow.serve();
+    serves(&daemon);
+    daemon.until("stores wait", |status| low(status)["in_flight"] != 0);
+    let ended = daemon.stop();
+    assert!(ended.status.success(), "{ended:?}");
+    assert!(!ended.text.contains("did not shut down"), "{ended:?}");
+}
+
+/// A client can name as many models as it likes; a tier that has room for no more of them serves the others.
+#[test]
+fn a_tier_without_room_for_a_namespace_is_not_a_failed_tier() {
+    let daemon = place("namespaces-full", false).serve();
+    serves(&daemon);
+    let status = daemon.until("stores are given up", |status| low(status)["dropped"].as_u64() >= Some(10));
+    assert_eq!(low(&status)["state"], "running", "{status:#}");
+    assert_eq!(low(&status)["counters"]["namespaces_refused"], 1, "{status:#}");
+}
+
 /// More than the first tier holds: what left it comes back from the tier below, byte for byte.
 #[test]
 fn what_left_the_first_tier_is_promoted_byte_for_byte() {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use umbp_protocol::message::{Event, NamespaceId, RemovedReason, SegmentId, SessionId, WireKey};
+use umbp_protocol::message::{Event, KEYS_PER_MESSAGE_MAX, NamespaceId, RemovedReason, SegmentId, SessionId, WireKey};
 
 use super::api::{Action, Generations, Settings, TIERS_MAX, TenantIndex, TierIndex, Time};
 use super::hold::Hold;
@@ -193,7 +193,10 @@ impl Engine {
                 3 => RemovedReason::Failed,
                 _ => RemovedReason::Evicted,
             };
-            self.push_to_tenant(tenant, &Event::Removed { tier, reason, keys });
+            // A call that makes room for large blocks removes more than one message holds.
+            for keys in keys.chunks(KEYS_PER_MESSAGE_MAX) {
+                self.push_to_tenant(tenant, &Event::Removed { tier, reason, keys: keys.to_vec() });
+            }
         }
     }
 

@@ -1,6 +1,8 @@
 //! Bounds: of one call's work, of one item, of the pool; and what malformed input gets.
 
-use umbp_protocol::message::{Acquired, Event, Found, MissReason, NamespaceId, ReserveItem, Reserved, WireKey};
+use umbp_protocol::message::{
+    Acquired, Event, Found, KEYS_PER_MESSAGE_MAX, MissReason, NamespaceId, ReserveItem, Reserved, WireKey,
+};
 
 use super::rig::{BLOCK, LEASE_NS, Rig, key_in, settings};
 use crate::engine::{DEPTH_MAX, EXPIRY_SLICE_ITEMS, KEYS_PER_SLICE_MAX, LeaseKind, RECLAIM_SLICE_ENTRIES};
@@ -200,4 +202,33 @@ fn a_draining_engine_says_so_and_lets_what_is_under_way_end() {
     assert_eq!(rig.store(session, &[3]), [Reserved::Refused]);
     assert_eq!(rig.engine.commit(session, lease, &[(0, 1)], now), [umbp_protocol::message::Outcome::Done]);
     assert!(rig.engine.is_idle());
+}
+
+/// A message has at most so many keys: more, and every session of the tenant would end over it.
+#[test]
+fn news_of_many_removals_fits_into_messages() {
+    const SMALL: u64 = 9000;
+    const LARGE: u64 = 4096 * BLOCK;
+    let mut settings = settings(&[SMALL]);
+    settings.headroom = vec![100 * BLOCK];
+    settings.promotion_budget = 16 * BLOCK;
+    settings.block_bytes = LARGE;
+    let mut rig = Rig::new(settings);
+    let session = rig.session();
+    let numbers: Vec<u64> = (0..SMALL - 100).collect();
+    for slice in numbers.chunks(512) {
+        rig.store(session, slice);
+    }
+    rig.run_ticks();
+    rig.events.clear();
+    let mut items = rig.chain(None, 0, &(20_000..20_102).collect::<Vec<_>>());
+    items.iter_mut().take(2).for_each(|item| item.length = LARGE);
+    rig.reserve(session, &items);
+    let counts = rig.events.iter().filter_map(|(_, event)| match event {
+        Event::Removed { keys, .. } => Some(keys.len()),
+        _ => None,
+    });
+    let counts: Vec<usize> = counts.collect();
+    assert!(counts.iter().sum::<usize>() > KEYS_PER_MESSAGE_MAX, "{counts:?}");
+    assert!(counts.iter().all(|count| *count <= KEYS_PER_MESSAGE_MAX), "{counts:?}");
 }
