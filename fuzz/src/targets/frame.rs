@@ -124,6 +124,7 @@ fn requests() -> Vec<Request> {
             tenant: Some("default".to_owned()),
             namespace: Some(NamespaceDescriptor::default().with("model", "m")),
             previous_session: Some(SessionId(3)),
+            previous_boot_id: 5,
             all_unmapped: true,
         }),
         Request::Lookup { hold_ms: 2000, keys: keys() },
