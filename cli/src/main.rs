@@ -1,6 +1,6 @@
 //! `umbp`: the command line of the store.
 //!
-//! Modules in reading order: [`status`], [`replay`], [`bench`], [`plugin`], [`size`] (arguments with units).
+//! Modules in reading order: [`status`], [`replay`], [`mod@bench`], [`plugin`], [`size`] (arguments with units).
 
 mod bench;
 mod plugin;

@@ -51,7 +51,7 @@ fn outside_manifests() -> Vec<String> {
 
 fn docs() -> Result {
     let mut command = shell::cargo();
-    command.args(["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"]);
+    command.args(["doc", "--workspace", "--no-deps", "--document-private-items", "--keep-going", "--quiet"]);
     shell::run(command.env("RUSTDOCFLAGS", "-D warnings"))
 }
 

@@ -1,7 +1,7 @@
 //! All automation of the workspace. It depends on none of the other crates, so that it builds when they do not.
 //!
 //! Modules in reading order: [`shell`] (running programs, folders), [`artifacts`] (what cargo built, and where it is
-//! put), [`build`] (`build` and `serve`), [`demo`], [`test`], [`check`], [`fuzz`], [`tidy`] (rules of the house).
+//! put), [`build`] (`build` and `serve`), [`demo`], [`mod@test`], [`check`], [`fuzz`], [`tidy`] (rules of the house).
 
 mod artifacts;
 mod build;

@@ -36,7 +36,7 @@ pub(super) enum Timer {
 #[derive(Default)]
 pub(super) struct Counters {
     pub(super) asked: u64,
-    /// By [`MissReason`]'s number.
+    /// By [`umbp_protocol::message::MissReason`]'s number.
     pub(super) misses: [u64; 8],
     pub(super) stored: u64,
     pub(super) refused: u64,

@@ -5,7 +5,7 @@
 //! and end the session.
 //!
 //! Modules in reading order: [`listen`] (the socket and its lock), [`peer`] (the process behind a connection),
-//! [`outbox`] (what waits to be sent), [`line`] (bytes in and out), [`hello`] (who it is), [`answer`] (what it asks),
+//! [`outbox`] (what waits to be sent), [`mod@line`] (bytes in and out), [`hello`] (who it is), [`answer`] (what it asks),
 //! [`serve`] (its life).
 
 pub mod answer;
