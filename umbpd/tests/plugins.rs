@@ -3,13 +3,17 @@
 
 mod common;
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
-use common::client::Client;
+use common::client::{Client, hello};
 use common::daemon::{Daemon, Place};
 use common::fixture;
 use serde_json::Value;
 use umbp_config::{Config, HostFacts, Source};
+use umbp_connector_core::namespace::NamespaceDescriptor;
+use umbp_protocol::encode_request;
+use umbp_protocol::message::{Hello, Reply, Request};
 use umbpd::StartOptions;
 
 const BLOCK_BYTES: u64 = 64 << 10;
@@ -171,6 +175,40 @@ fn a_tier_without_room_for_a_namespace_is_not_a_failed_tier() {
     let status = daemon.until("stores are given up", |status| low(status)["dropped"].as_u64() >= Some(10));
     assert_eq!(low(&status)["state"], "running", "{status:#}");
     assert_eq!(low(&status)["counters"]["namespaces_refused"], 1, "{status:#}");
+}
+
+/// The longest descriptor that is let in fits into a backend's table, together with the tenant's name.
+#[test]
+fn no_descriptor_that_is_let_in_fails_a_tier() {
+    let daemon = place("works", false).serve();
+    let mut accepted = 0;
+    for bytes in [32_000, 32_740, 65_400, 65_515, 70_000] {
+        let namespace = Some(NamespaceDescriptor::default().with("model", "m".repeat(bytes)));
+        match Client::silent(&daemon.socket).greet(Hello { namespace, ..hello() }) {
+            Ok(()) => accepted += 1,
+            Err(refusal) => assert!(refusal.message.contains("descriptor of"), "{refusal:?}"),
+        }
+    }
+    assert!(accepted >= 2, "{accepted}");
+    let status = daemon.status();
+    assert_eq!(low(&status)["state"], "running", "{status:#}");
+}
+
+/// Whoever asks for status again and again fills no tier's queue: at its bound the tier would be of no use.
+#[test]
+fn questions_for_status_do_not_fill_the_queue_of_a_tier_that_hangs() {
+    let daemon = place("submit-hangs", false).serve();
+    serves(&daemon);
+    let mut clients: Vec<Client> = (0..100).map(|_| Client::status_only(&daemon.socket)).collect();
+    for client in &mut clients {
+        client.stream.write_all(&encode_request(9, &Request::Status)).expect("sent");
+    }
+    let waiting = clients.iter_mut().map(|client| match client.reply() {
+        Reply::Status(status) => low(&status)["commands_waiting"].as_u64().expect("a number"),
+        other => panic!("Status was answered with {other:?}"),
+    });
+    let most = waiting.max().expect("some");
+    assert!(most < 80, "{most} commands wait");
 }
 
 /// More than the first tier holds: what left it comes back from the tier below, byte for byte.

@@ -42,6 +42,11 @@ impl Hub {
                 }
             }
             Action::Push { session, event } => self.push(session, &event),
+            Action::EndSession { session, why } => {
+                if let Some(seat) = self.sessions.borrow().get(&session) {
+                    seat.end(why);
+                }
+            }
             Action::SegmentFree { segment } => self.retire(segment),
         }
     }

@@ -13,6 +13,8 @@ use crate::tier::Command;
 
 /// Fresh figures of plugins are waited for this long; then the last ones are shown, with their age.
 const FIGURES_WAIT_MS: u64 = 200;
+/// Commands that wait for a tier's thread, from which on it is not asked for figures too: they would come late anyway.
+const FIGURES_QUEUE_MAX: usize = 32;
 /// A call into a plugin that takes longer is shown in its tier's report.
 const LONG_CALL_MS: u128 = 1_000;
 
@@ -52,6 +54,9 @@ impl Hub {
         let mut waits = Vec::new();
         for seat in self.tiers.borrow().iter() {
             let (done, wait) = tokio::sync::oneshot::channel();
+            if seat.link.as_ref().is_some_and(|link| link.queue.waiting() >= FIGURES_QUEUE_MAX) {
+                continue;
+            }
             if seat.link.as_ref().is_some_and(|link| link.queue.push(Command::Stats(done)).is_ok()) {
                 waits.push(wait);
             }

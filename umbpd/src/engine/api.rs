@@ -115,6 +115,13 @@ pub enum Action {
         /// The event.
         event: Event,
     },
+    /// End a session from this side, telling it why; its close follows as for any other.
+    EndSession {
+        /// The session.
+        session: SessionId,
+        /// For people.
+        why: &'static str,
+    },
     /// A segment is unmapped by every session and holds nothing: destroy it and create one anew.
     SegmentFree {
         /// The segment.

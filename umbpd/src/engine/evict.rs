@@ -1,6 +1,6 @@
 //! Room: what leaves the first tier and the lower ones, and when.
 
-use umbp_protocol::message::{Event, RemovedReason};
+use umbp_protocol::message::{Event, RemovedReason, SegmentId};
 
 use super::api::{Action, TierState, WritePolicy};
 use super::pool::{Place, UNIT_BYTES};
@@ -110,9 +110,19 @@ impl Engine {
             self.pool.wait_for(segment, id);
             self.outbox.push(Action::Push { session: id, event: Event::SegmentWithdrawn { segment } });
         }
+        self.withdrawn.push(segment);
         for segment in self.pool.unmapped(None, Some(segment)) {
             self.outbox.push(Action::SegmentFree { segment });
         }
+    }
+
+    /// A withdrawn segment has had a lease's life to be unmapped in. Sessions that have not done so are ended: a hung
+    /// client keeps no room from other tenants. What it still maps is memory that nobody uses any more.
+    pub(super) fn end_unmappers(&mut self, segment: SegmentId) -> usize {
+        let late = self.pool.waiting_for(segment);
+        let why = "a withdrawn segment was not unmapped in time";
+        self.outbox.extend(late.iter().map(|session| Action::EndSession { session: *session, why }));
+        late.len().max(1)
     }
 
     fn evict_coldest(&mut self, tenant: u16, first_stamp: u64, urgent: bool) -> Victim {

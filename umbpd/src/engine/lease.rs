@@ -11,6 +11,9 @@ use super::tier::CopyState;
 
 /// Most leases of one session; requests beyond it are refused.
 pub const LEASES_PER_SESSION_MAX: usize = 4096;
+/// Items of a session's leases from which on it gets no further lease, settled items of open leases included; four
+/// times what a client's jobs may have open. A block that is leased over and over takes room in the tables alone.
+pub const LEASED_ITEMS_PER_SESSION_MAX: usize = 256 << 10;
 /// Items of leases, and holds, that one call lets go at most when they expire; the rest follows at the next.
 pub const EXPIRY_SLICE_ITEMS: usize = 512;
 
@@ -63,7 +66,7 @@ impl Engine {
     /// Opens a lease for one request. `None` for a session that is unknown, closed, or has too many.
     pub fn lease_begin(&mut self, session: SessionId, kind: LeaseKind, now: Time) -> Option<LeaseId> {
         let owner = self.sessions.get(&session).filter(|owner| owner.open)?;
-        if owner.leases.len() >= LEASES_PER_SESSION_MAX {
+        if owner.leases.len() >= LEASES_PER_SESSION_MAX || owner.leased_items >= LEASED_ITEMS_PER_SESSION_MAX {
             return None;
         }
         let id = self.new_id();
@@ -86,6 +89,16 @@ impl Engine {
             owner.leases.insert(id);
         }
         Some(LeaseId(id))
+    }
+
+    /// The next item of a lease that grows.
+    pub(super) fn push_item(&mut self, lease: LeaseId, item: Item) {
+        let Some(found) = self.leases.get_mut(&lease.0) else { return };
+        found.open_items += usize::from(item.state != ItemState::Settled);
+        found.items.push(item);
+        if let Some(session) = self.sessions.get_mut(&found.session) {
+            session.leased_items += 1;
+        }
     }
 
     /// No slice follows. Answers the lease and its life in milliseconds, or zeros if it leases nothing: then it is
@@ -143,6 +156,7 @@ impl Engine {
         self.timers.remove(&(found.deadline, Timer::Lease(lease)));
         if let Some(session) = self.sessions.get_mut(&found.session) {
             session.leases.remove(&lease);
+            session.leased_items -= found.items.len();
         }
         self.forget_if_over(found.session);
     }

@@ -110,10 +110,7 @@ impl Engine {
                 Err(reason) => Acquired::Miss(reason),
             },
         };
-        if let Some(found) = self.leases.get_mut(&lease.0) {
-            found.open_items += usize::from(item.state != ItemState::Settled);
-            found.items.push(item);
-        }
+        self.push_item(lease, item);
         answer
     }
 

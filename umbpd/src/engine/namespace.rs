@@ -8,7 +8,7 @@ use umbp_protocol::message::NamespaceId;
 use super::api::{Action, TenantIndex, TierState};
 use super::state::{DRAM, Engine};
 
-/// Most namespaces in one life of the daemon; more are refused.
+/// Most namespaces in one life of the daemon, an equal share for each tenant; more are refused.
 pub const NAMESPACES_MAX: usize = 4096;
 
 pub(super) struct Namespace {
@@ -22,6 +22,8 @@ pub(super) struct Namespace {
 pub(super) struct Namespaces {
     all: Vec<Namespace>,
     by_digest: HashMap<(u16, [u8; 32]), NamespaceId>,
+    /// How many each tenant has.
+    counts: HashMap<u16, usize>,
 }
 
 impl Namespaces {
@@ -45,15 +47,16 @@ pub fn parse_stored_descriptor(stored: &[u8]) -> Option<(&str, &[u8])> {
 
 impl Engine {
     /// The number of a tenant's namespace, given on first sight; every lower tier that can be called is told of it
-    /// before anything names it. `None` for an unknown tenant, or at [`NAMESPACES_MAX`].
+    /// before anything names it. `None` for an unknown tenant, or one that has its share of [`NAMESPACES_MAX`].
     pub fn namespace(&mut self, tenant: TenantIndex, digest: [u8; 32], descriptor: &[u8]) -> Option<NamespaceId> {
         if let Some(id) = self.namespaces.by_digest.get(&(tenant.0, digest)) {
             return Some(*id);
         }
         let name = &self.settings.tenants.get(usize::from(tenant.0))?.name;
-        if self.namespaces.all.len() >= NAMESPACES_MAX {
+        if self.namespaces.counts.get(&tenant.0).is_some_and(|count| *count >= self.namespaces_per_tenant()) {
             return None;
         }
+        *self.namespaces.counts.entry(tenant.0).or_default() += 1;
         let stored = stored_descriptor(name, descriptor);
         self.namespaces.all.push(Namespace { tenant: tenant.0, digest, stored });
         let id = NamespaceId(self.namespaces.all.len() as u32);
@@ -64,6 +67,11 @@ impl Engine {
             }
         }
         Some(id)
+    }
+
+    /// Most namespaces of one tenant.
+    pub fn namespaces_per_tenant(&self) -> usize {
+        (NAMESPACES_MAX / self.settings.tenants.len().max(1)).max(1)
     }
 
     fn introduce(&mut self, tier: usize, id: NamespaceId) {

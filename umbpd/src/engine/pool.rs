@@ -191,6 +191,12 @@ impl Pool {
         }
     }
 
+    /// Sessions that have not unmapped a withdrawn segment.
+    pub(super) fn waiting_for(&self, id: SegmentId) -> Vec<SessionId> {
+        let segment = self.by_id.get(&id).and_then(|index| self.segments[*index as usize].as_ref());
+        segment.and_then(|segment| segment.withdrawn_from.as_ref()).into_iter().flatten().copied().collect()
+    }
+
     /// A session has unmapped the segment (all of them, for `None`). Answers segments that nobody maps any more.
     pub(super) fn unmapped(&mut self, session: Option<SessionId>, only: Option<SegmentId>) -> Vec<SegmentId> {
         let mut done = Vec::new();

@@ -32,6 +32,8 @@ pub(super) struct Session {
     /// No thread of its process can write to its extents any more.
     pub(super) harmless: bool,
     pub(super) leases: BTreeSet<u64>,
+    /// Items of these leases.
+    pub(super) leased_items: usize,
     /// Entries held.
     pub(super) holds: BTreeSet<u32>,
     pub(super) hold_bytes: u64,
@@ -60,6 +62,7 @@ impl Engine {
             open: true,
             harmless: false,
             leases: BTreeSet::new(),
+            leased_items: 0,
             holds: BTreeSet::new(),
             hold_bytes: 0,
             pinned_bytes: 0,

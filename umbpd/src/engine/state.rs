@@ -27,9 +27,14 @@ pub const DEPTH_MAX: u32 = 65_535;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
     Lease(u64),
-    Hold { entry: u32, session: u64 },
+    Hold {
+        entry: u32,
+        session: u64,
+    },
     Operation(u64),
     Probe(u8),
+    /// A withdrawn segment's sessions should have unmapped it.
+    Withdrawn(u32),
 }
 
 /// Counters of the whole engine; none ever decreases.
@@ -77,6 +82,8 @@ pub struct Engine {
     pub(super) timers: BTreeSet<(u64, Timer)>,
     pub(super) outbox: Vec<Action>,
     removals: Removals,
+    /// Withdrawn in this call, to be unmapped in time.
+    pub(super) withdrawn: Vec<SegmentId>,
     /// Logical clock: one step per touched batch.
     pub(super) clock: u64,
     pub(super) next_id: u64,
@@ -116,6 +123,7 @@ impl Engine {
             timers: BTreeSet::new(),
             outbox: Vec::new(),
             removals: Removals::new(),
+            withdrawn: Vec::new(),
             clock: 0,
             next_id: 1,
             draining: false,
@@ -186,6 +194,9 @@ impl Engine {
     pub(super) fn settle(&mut self, now: Time) {
         self.reclaim();
         self.pump(now);
+        for segment in std::mem::take(&mut self.withdrawn) {
+            self.timers.insert((now.0.saturating_add(self.settings.lease_ns), Timer::Withdrawn(segment.0)));
+        }
         let removals = std::mem::take(&mut self.removals);
         for ((tenant, tier, reason), keys) in removals {
             let reason = match reason {

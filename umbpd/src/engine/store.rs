@@ -60,10 +60,7 @@ impl Engine {
             _ => Item { generation: 0, slot: NONE, state: ItemState::Settled },
         };
         self.counters.refused += u64::from(answer == Reserved::Refused);
-        if let Some(found) = self.leases.get_mut(&lease.0) {
-            found.open_items += usize::from(leased.state == ItemState::Leased);
-            found.items.push(leased);
-        }
+        self.push_item(lease, leased);
         answer
     }
 

@@ -1,6 +1,6 @@
 //! What happens because time has passed.
 
-use umbp_protocol::message::Event;
+use umbp_protocol::message::{Event, SegmentId};
 
 use super::api::Time;
 use super::lease::{EXPIRY_SLICE_ITEMS, LeaseKind};
@@ -45,6 +45,7 @@ impl Engine {
                 self.overdue(id, now);
                 1
             }
+            Timer::Withdrawn(segment) => self.end_unmappers(SegmentId(segment)),
             Timer::Probe(tier) => {
                 self.probe(usize::from(tier), now);
                 1

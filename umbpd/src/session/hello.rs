@@ -15,9 +15,10 @@ use crate::core::seat::SessionSeat;
 use crate::engine::SessionInfo;
 use crate::engine::api::TenantIndex;
 
-/// Longest encoded namespace descriptor, in bytes; it is kept for the daemon's life and stored in every tier.
-const DESCRIPTOR_BYTES_MAX: usize = 64 << 10;
-/// Longest name of a client, in bytes; the rest is cut.
+/// Longest encoded namespace descriptor, in bytes; it is kept for the daemon's life and stored in every tier, together
+/// with the tenant's name, where backends take 64 KiB.
+const DESCRIPTOR_BYTES_MAX: usize = 32 << 10;
+/// Longest name that is kept or repeated of what a client says, in bytes; the rest is cut.
 const CLIENT_NAME_BYTES_MAX: usize = 128;
 
 /// Who is there, as the kernel says.
@@ -120,7 +121,8 @@ fn tenant(hub: &Hub, who: Who, hello: &Hello) -> Result<Option<TenantIndex>, Ref
         .filter(|tenant| tenant.uids.contains(&who.uid))
         .map(|tenant| tenant.name.as_str())
         .collect();
-    let wanted = hello.tenant.as_deref().map_or("any tenant".to_owned(), |name| format!("tenant {name:?}"));
+    let wanted = hello.tenant.as_deref().map(|name| format!("tenant {:?}", cut(name, CLIENT_NAME_BYTES_MAX)));
+    let wanted = wanted.unwrap_or_else(|| "any tenant".to_owned());
     let allowed = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
     let message = format!(
         "uid {} asks for {wanted}; allowed to it: {allowed}. Add the uid to `uids` of a [[tenant]] in umbpd's config",
@@ -133,14 +135,18 @@ fn namespace(hub: &Hub, tenant: TenantIndex, hello: &Hello) -> Result<Option<Nam
     let Some(descriptor) = &hello.namespace else { return Ok(None) };
     let encoded = descriptor.encode();
     if encoded.len() > DESCRIPTOR_BYTES_MAX {
-        let message = format!("namespace descriptor of {} bytes, at most {DESCRIPTOR_BYTES_MAX}", encoded.len());
+        let message = format!(
+            "namespace descriptor of {} bytes, at most {DESCRIPTOR_BYTES_MAX}: shorten its names and values",
+            encoded.len()
+        );
         return Err(refusal("argument", message));
     }
     let digest = descriptor.digest().0;
     let id = hub.with(|engine, _| engine.namespace(tenant, digest, &encoded));
     id.map(Some).ok_or_else(|| {
-        let most = crate::engine::NAMESPACES_MAX;
-        refusal("limit", format!("{most} namespaces are known already; restart umbpd to forget those not in use"))
+        let most = hub.ask(|engine| engine.namespaces_per_tenant());
+        let message = format!("the tenant has {most} namespaces already; use one of them, or restart umbpd to forget those that no tier holds");
+        refusal("limit", message)
     })
 }
 

@@ -49,6 +49,11 @@ impl Line {
         self.decoder.next_frame()
     }
 
+    /// Bytes were read that were not given out yet.
+    pub fn has_more(&self) -> bool {
+        self.decoder.buffered() > 0
+    }
+
     /// Waits until the connection is ready for one of these.
     pub async fn ready(&self, interest: Interest) -> io::Result<()> {
         self.stream.ready(interest).await.map(drop)

@@ -131,6 +131,10 @@ impl Connection {
             self.seat.requests.set(self.seat.requests.get() + 1);
             let bytes = encode_reply(frame.request_id, self.hub.facts.boot_id, &reply);
             self.seat.outbox.borrow_mut().push_reply(Outgoing { bytes, fds: Vec::new() });
+            if self.line.has_more() {
+                // Who sends many requests at once waits for its turn like anybody else.
+                tokio::task::yield_now().await;
+            }
         }
     }
 

@@ -5,7 +5,9 @@ use umbp_protocol::message::{
 };
 
 use super::rig::{BLOCK, LEASE_NS, Rig, key_in, settings};
-use crate::engine::{DEPTH_MAX, EXPIRY_SLICE_ITEMS, KEYS_PER_SLICE_MAX, LeaseKind, RECLAIM_SLICE_ENTRIES};
+use crate::engine::{
+    DEPTH_MAX, EXPIRY_SLICE_ITEMS, KEYS_PER_SLICE_MAX, LEASED_ITEMS_PER_SESSION_MAX, LeaseKind, RECLAIM_SLICE_ENTRIES,
+};
 
 #[test]
 fn each_bad_item_gets_its_own_answer_and_the_others_are_served() {
@@ -231,4 +233,24 @@ fn news_of_many_removals_fits_into_messages() {
     let counts: Vec<usize> = counts.collect();
     assert!(counts.iter().sum::<usize>() > KEYS_PER_MESSAGE_MAX, "{counts:?}");
     assert!(counts.iter().all(|count| *count <= KEYS_PER_MESSAGE_MAX), "{counts:?}");
+}
+
+/// The same block leased over and over takes no room in the pool, but in the tables.
+#[test]
+fn a_session_has_a_bounded_number_of_leased_items() {
+    let mut rig = Rig::blocks(&[8]);
+    let (session, other) = (rig.session(), rig.session());
+    rig.store(session, &[1]);
+    let same = [1; KEYS_PER_SLICE_MAX];
+    let mut leases = Vec::new();
+    for _ in 0..LEASED_ITEMS_PER_SESSION_MAX / KEYS_PER_SLICE_MAX {
+        let (lease, items) = rig.acquire(session, &same);
+        assert!(items.iter().all(|item| matches!(item, Acquired::Ready { .. })));
+        leases.push(lease);
+    }
+    let now = rig.time();
+    assert_eq!(rig.engine.lease_begin(session, LeaseKind::Read, now), None);
+    assert!(rig.engine.lease_begin(other, LeaseKind::Read, now).is_some());
+    rig.release(session, leases[0], &[]);
+    assert!(rig.engine.lease_begin(session, LeaseKind::Read, now).is_some());
 }

@@ -67,6 +67,7 @@ pub(super) struct Rig {
     pub(super) operations: Vec<(TierIndex, Operation)>,
     pub(super) cancelled: Vec<u64>,
     pub(super) freed_segments: Vec<SegmentId>,
+    pub(super) ended: Vec<SessionId>,
     pub(super) introduced: Vec<(TierIndex, u32)>,
 }
 
@@ -89,6 +90,7 @@ impl Rig {
             operations: Vec::new(),
             cancelled: Vec::new(),
             freed_segments: Vec::new(),
+            ended: Vec::new(),
             introduced: Vec::new(),
         };
         rig.drain();
@@ -110,6 +112,7 @@ impl Rig {
                 Action::Cancel { ids, .. } => self.cancelled.extend(ids),
                 Action::Push { session, event } => self.events.push((session, event)),
                 Action::SegmentFree { segment } => self.freed_segments.push(segment),
+                Action::EndSession { session, .. } => self.ended.push(session),
                 Action::NamespacePut { tier, id, .. } => self.introduced.push((tier, id)),
             }
         }

@@ -2,9 +2,9 @@
 
 use umbp_protocol::message::{Event, Found, MissReason, Reserved, SegmentId};
 
-use super::rig::{BLOCK, Rig, key_in, settings};
+use super::rig::{BLOCK, LEASE_NS, Rig, key_in, settings};
 use crate::engine::api::{Settings, TenantIndex, TenantSettings};
-use crate::engine::{parse_stored_descriptor, stored_descriptor};
+use crate::engine::{NAMESPACES_MAX, parse_stored_descriptor, stored_descriptor};
 
 fn two_tenants(blocks: u64) -> Settings {
     let mut settings = settings(&[blocks]);
@@ -102,4 +102,37 @@ fn an_empty_segment_is_withdrawn_for_a_tenant_that_needs_one() {
     assert_eq!(rig.freed_segments, [SegmentId(7)]);
     assert!(rig.engine.segment_add(SegmentId(8), 8 * BLOCK, None));
     assert!(matches!(rig.store(two, &[1])[0], Reserved::Extent(_)));
+}
+
+/// K12: a client that never unmaps keeps no segment from another tenant: its session ends, and the segment is free.
+#[test]
+fn a_session_that_does_not_unmap_in_time_is_ended() {
+    let mut rig = Rig::new(two_tenants(8));
+    let (one, two) = (rig.session_of(0, 1), rig.session_of(1, 2));
+    let second = rig.engine.namespace(TenantIndex(1), [1; 32], b"").expect("room");
+    rig.store(one, &[1]);
+    let now = rig.time();
+    rig.engine.clear(one, None, 0, now);
+    rig.namespace = second;
+    assert_eq!(rig.store(two, &[1]), [Reserved::Refused]);
+    rig.advance(LEASE_NS - 1);
+    assert_eq!(rig.ended, []);
+    rig.advance(1);
+    assert_eq!(rig.ended, [one]);
+    let now = rig.time();
+    rig.engine.session_close(one, false, now);
+    rig.drain();
+    assert_eq!(rig.freed_segments, [SegmentId(7)]);
+}
+
+#[test]
+fn a_tenant_leaves_numbers_of_namespaces_to_the_others() {
+    let mut rig = Rig::new(two_tenants(8));
+    let digest = |number: usize| std::array::from_fn(|at| number.to_le_bytes()[at % 8] ^ at as u8);
+    let known =
+        |rig: &mut Rig, tenant, number| rig.engine.namespace(TenantIndex(tenant), digest(number), b"").is_some();
+    let given = (0..NAMESPACES_MAX).filter(|number| known(&mut rig, 0, *number)).count();
+    assert_eq!(given, NAMESPACES_MAX / 2 - 1, "one is the rig's");
+    assert!(known(&mut rig, 0, 1), "those that are known stay so");
+    assert!(known(&mut rig, 1, NAMESPACES_MAX));
 }
