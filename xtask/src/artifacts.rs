@@ -35,7 +35,10 @@ fn parse(messages: &str) -> Artifacts {
         if let Some(program) = message["executable"].as_str() {
             made.programs.push(program.into());
         }
-        let is_plugin = message["target"]["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|k| k == "cdylib"));
+        // Some dependencies from the registry make a shared object too.
+        let is_ours = message["package_id"].as_str().is_some_and(|id| id.starts_with("path+"));
+        let kinds = message["target"]["kind"].as_array();
+        let is_plugin = is_ours && kinds.is_some_and(|kinds| kinds.iter().any(|kind| kind == "cdylib"));
         let files = message["filenames"].as_array().into_iter().flatten().filter_map(|f| f.as_str());
         made.shared_objects.extend(files.filter(|f| is_plugin && f.ends_with(".so")).map(PathBuf::from));
     }
@@ -67,7 +70,8 @@ mod tests {
         let made = parse(
             r#"{"reason":"compiler-artifact","target":{"kind":["lib"]},"profile":{"test":false},"filenames":["/t/liba.rlib"],"executable":null}
 {"reason":"compiler-artifact","target":{"kind":["proc-macro"]},"profile":{"test":false},"filenames":["/t/libm.so"],"executable":null}
-{"reason":"compiler-artifact","target":{"kind":["cdylib"]},"profile":{"test":false},"filenames":["/t/libb.so"],"executable":null}
+{"reason":"compiler-artifact","package_id":"registry+https://x#c","target":{"kind":["lib","cdylib"]},"profile":{"test":false},"filenames":["/t/libc.so"],"executable":null}
+{"reason":"compiler-artifact","package_id":"path+file:///b#1","target":{"kind":["cdylib"]},"profile":{"test":false},"filenames":["/t/libb.so"],"executable":null}
 {"reason":"compiler-artifact","target":{"kind":["bin"]},"profile":{"test":false},"filenames":["/t/umbpd"],"executable":"/t/umbpd"}
 {"reason":"compiler-artifact","target":{"kind":["bin"]},"profile":{"test":true},"filenames":["/t/umbpd-1"],"executable":"/t/umbpd-1"}
 not JSON

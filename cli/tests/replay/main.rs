@@ -78,6 +78,7 @@ fn four_engines_on_the_real_trace_read_nothing_wrong_from_dram_and_nvme() {
     let report = daemon.replay(&[&trace, "--engines", "4", "--requests", "2000"]);
     check_bytes(&report);
     assert!(report["tier_hits"]["nvme"].as_u64() > Some(0), "{report}");
+    assert!(report["orphan_share"].as_f64() <= Some(0.001), "{report}");
 }
 
 #[test]
