@@ -195,7 +195,9 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// No operation names the region any more. On return the backend has let go of it.
     fn region_unregister(&self, id: u64);
 
-    /// Introduces a namespace by number, before its first use. The same digest and descriptor may come again.
+    /// Introduces a namespace by number, before its first use. The same digest and descriptor may come again. NO_SPACE
+    /// where there is no room for one more: operations of that namespace are rejected from then on, and no others. Any
+    /// other answer than OK is a failure of the tier. A descriptor has at most 64 KiB.
     fn namespace_put(&self, id: u32, digest: &[u8; 32], descriptor: &[u8]) -> Status;
 
     /// The namespace is not used any more; what is stored under it may be reclaimed.

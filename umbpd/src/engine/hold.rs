@@ -55,6 +55,17 @@ impl Engine {
         true
     }
 
+    /// Ends every hold on an entry's copy in a tier: that copy is nothing that a load could find, and the entry's number
+    /// may be given to another key. The copy is pinned otherwise too.
+    pub(super) fn drop_holds_on(&mut self, entry: u32, tier: usize) {
+        let held = self.holds.range((entry, 0)..=(entry, u64::MAX));
+        let sessions: Vec<u64> =
+            held.filter(|(_, hold)| usize::from(hold.tier) == tier).map(|(key, _)| key.1).collect();
+        for session in sessions {
+            self.drop_hold(entry, session);
+        }
+    }
+
     /// A load takes over one hold on its block: the session's own, else one of another session of its tenant (a
     /// scheduler looks up, its workers load). The block is pinned already by what adopts the hold.
     pub(super) fn adopt_hold(&mut self, entry: u32, session: SessionId) {

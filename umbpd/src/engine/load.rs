@@ -248,6 +248,7 @@ impl Engine {
         self.removed(tenant, DRAM, RemovedReason::Failed, self.index[entry].key);
         self.detach(DRAM, item.slot);
         self.tiers[DRAM].copies[item.slot].state = CopyState::Doomed;
+        self.drop_holds_on(entry, DRAM);
         self.index.collect(entry);
     }
 }

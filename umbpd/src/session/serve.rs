@@ -24,8 +24,9 @@ const HELLO_MS: u64 = 5_000;
 const STALL_MS: u64 = 10_000;
 /// Time for the last words to an ended session.
 const FAREWELL_MS: u64 = 1_000;
-/// With this much waiting to be sent no further request is read.
-const PIPELINE_BYTES_MAX: usize = 1 << 20;
+/// With this much waiting to be sent no further request is read. More than the answers that a client has outstanding at
+/// its own bound (65,536 blocks, 42 bytes each): the thread that would read them may itself wait until it can send.
+const PIPELINE_BYTES_MAX: usize = 4 << 20;
 /// After an error of accept, such as too many open files, the next try comes this much later.
 const ACCEPT_RETRY_MS: u64 = 100;
 /// How often a session that has ended is looked at, whether its process still has to be watched.

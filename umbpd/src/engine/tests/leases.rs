@@ -277,3 +277,23 @@ fn bad_bytes_cost_that_copy_once_its_readers_are_done() {
     assert_eq!(used(&rig), BLOCK);
     assert_eq!(rig.present(two, &[1]), [1]);
 }
+
+/// A hold on a copy that turned out bad is over with it, and does not pass for a hold on the next block that is known.
+#[test]
+fn bad_bytes_end_the_holds_on_their_copy() {
+    let mut rig = Rig::blocks(&[2]);
+    let (reader, holder, other) = (rig.session(), rig.session(), rig.session());
+    rig.store(reader, &[1]);
+    for session in [other, holder] {
+        assert_eq!(rig.lookup(session, 2000, &[1]), [Found::Hit { tier: 0, held: true }]);
+    }
+    let (lease, _) = rig.acquire(reader, &[1]);
+    rig.release(reader, lease, &[(0, false)]);
+    assert_eq!(rig.status("/holds/now"), 0);
+    assert_eq!(used(&rig), 0);
+    rig.store(reader, &[2]);
+    assert_eq!(rig.lookup(holder, 2000, &[2]), [Found::Hit { tier: 0, held: true }]);
+    rig.store(reader, &[3]);
+    rig.store(reader, &[4]);
+    assert_eq!(rig.present(reader, &[2, 3, 4]), [2, 4], "the held one stays");
+}
