@@ -58,7 +58,12 @@ fn a_wrong_frame_ends_its_session_with_a_reason_and_the_daemon_lives() {
             (frame(1, opcode::LOOKUP, &lookup_of(count + 1)), "count 8193, limit 8192"),
             (frame(1, opcode::LOOKUP, &lookup_of(count)), "body ends early"),
             (frame(1, opcode::LOOKUP, &[1]), "body ends early"),
-            (frame(1, opcode::HELLO, b"{\"versions\":"), "JSON"),
+            (frame(1, opcode::HELLO, b"{\"versions\":"), "JSON of its message: EOF"),
+            (frame(1, opcode::HELLO, b"{\"versions\":[1,1]}"), "missing field `client`"),
+            (
+                frame(1, opcode::HELLO, format!("{{\"x\":{}", "[".repeat(100_000)).as_bytes()),
+                "EOF while parsing a list",
+            ),
             (encode_reply(1, 0, &Reply::SegmentUnmapped), "is of another kind"),
         ] {
             check(&daemon, greeted, &bytes, words);
@@ -67,7 +72,7 @@ fn a_wrong_frame_ends_its_session_with_a_reason_and_the_daemon_lives() {
     check(&daemon, false, &encode_request(1, &Request::Status), "first message must be Hello");
     let status = bystander.status();
     assert_eq!(status["sessions"].as_array().expect("sessions").len(), 1, "{status:#}");
-    assert_eq!(status["sessions_ended"]["frame"], 21, "each is counted: {status:#}");
+    assert_eq!(status["sessions_ended"]["frame"], 25, "each is counted: {status:#}");
     assert_eq!(bystander.load(1, 4096), Some(0));
 }
 

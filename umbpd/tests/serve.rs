@@ -176,3 +176,24 @@ fn the_admin_page_tells_health_and_status_and_a_taken_address_is_refused() {
     assert_eq!(status["pid"], daemon.pid());
     assert!(dram().exists());
 }
+
+/// One tenant cannot take the sessions of all.
+#[test]
+fn a_tenant_at_its_share_of_sessions_leaves_room_for_the_others() {
+    let own = rustix::process::getuid().as_raw();
+    let tenants = format!("[[tenant]]\nname = \"a\"\nuids = [{own}]\n[[tenant]]\nname = \"b\"\nuids = [{own}]\n");
+    let place = Place::new("32MiB", &tenants);
+    let daemon = place.serve();
+    let greet = |tenant: &str| {
+        let mut client = Client::silent(&daemon.socket);
+        let greeted = client.greet(Hello { tenant: Some(tenant.to_owned()), namespace: None, ..hello() });
+        greeted.map(|()| client)
+    };
+    let clients: Vec<_> = (0..umbpd::session::SESSIONS_MAX / 2).map(|_| greet("a").map_err(|r| r.message)).collect();
+    assert!(clients.iter().all(Result::is_ok));
+    let refusal = greet("a").err().expect("its share is taken");
+    assert!(refusal.code == "limit" && refusal.message.contains("512 sessions"), "{refusal:?}");
+    assert!(greet("b").is_ok());
+    drop(clients);
+    common::until("room again", || greet("a").ok());
+}

@@ -32,6 +32,8 @@ pub(super) struct Session {
     /// No thread of its process can write to its extents any more.
     pub(super) harmless: bool,
     pub(super) leases: BTreeSet<u64>,
+    /// While it is being closed: leases before this one need no further look.
+    close_cursor: u64,
     /// Items of these leases.
     pub(super) leased_items: usize,
     /// Entries held.
@@ -62,6 +64,7 @@ impl Engine {
             open: true,
             harmless: false,
             leases: BTreeSet::new(),
+            close_cursor: 0,
             leased_items: 0,
             holds: BTreeSet::new(),
             hold_bytes: 0,
@@ -92,6 +95,11 @@ impl Engine {
         self.sessions.contains_key(&id)
     }
 
+    /// Sessions of a tenant, those that have ended and are not over yet included.
+    pub fn sessions_of(&self, tenant: TenantIndex) -> usize {
+        self.sessions.values().filter(|session| session.tenant == tenant.0).count()
+    }
+
     /// The session has unmapped a withdrawn segment.
     pub fn segment_unmapped(&mut self, id: SessionId, segment: SegmentId) {
         self.begin();
@@ -104,6 +112,7 @@ impl Engine {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         session.open = false;
         session.harmless |= harmless;
+        session.close_cursor = 0;
         self.closing.insert(id);
         for segment in self.pool.unmapped(Some(id), None) {
             self.outbox.push(Action::SegmentFree { segment });
@@ -120,10 +129,13 @@ impl Engine {
             };
             let harmless = session.harmless;
             let held = session.holds.first().copied();
-            let lease = session.leases.iter().copied().find(|lease| {
+            let lease = session.leases.range(session.close_cursor..).copied().find(|lease| {
                 let state = self.leases.get(lease);
                 harmless || state.is_none_or(|lease| !lease.expired)
             });
+            if let (Some(lease), Some(session)) = (lease, self.sessions.get_mut(&id)) {
+                session.close_cursor = lease;
+            }
             if budget == 0 && (held.is_some() || lease.is_some()) {
                 return true;
             }

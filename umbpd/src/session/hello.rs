@@ -9,7 +9,7 @@ use umbp_protocol::message::{
 };
 
 use super::outbox::Outgoing;
-use super::{SESSIONS_MAX, refusal};
+use super::{SESSIONS_MAX, SESSIONS_PER_TENANT_LEAST, refusal};
 use crate::core::Hub;
 use crate::core::seat::SessionSeat;
 use crate::engine::SessionInfo;
@@ -46,6 +46,11 @@ pub fn welcome(
     };
     if hub.sessions.borrow().len() >= SESSIONS_MAX {
         return Err(refusal("limit", format!("{SESSIONS_MAX} sessions are open already; end some, or try later")));
+    }
+    let share = (SESSIONS_MAX / hub.facts.config.tenants.len().max(1)).max(SESSIONS_PER_TENANT_LEAST);
+    if hub.ask(|engine| engine.sessions_of(tenant)) >= share {
+        let message = format!("the tenant has {share} sessions already, its share; end some, or try later");
+        return Err(refusal("limit", message));
     }
     if hub.ask(|engine| engine.is_draining()) {
         return Err(refusal("draining", "this umbpd is shutting down; try again once it has restarted"));

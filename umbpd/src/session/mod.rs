@@ -20,6 +20,8 @@ use umbp_protocol::message::Refusal;
 
 /// Sessions at one time; more are refused.
 pub const SESSIONS_MAX: usize = 1024;
+/// A tenant may have an equal share of them, but at least so many: the engines and ranks of one host.
+pub const SESSIONS_PER_TENANT_LEAST: usize = 64;
 /// Connections at one time, those that have not said Hello included; more are closed at once.
 pub const CONNECTIONS_MAX: usize = SESSIONS_MAX + 64;
 

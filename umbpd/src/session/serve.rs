@@ -253,5 +253,9 @@ async fn until(at: Option<Instant>) {
 }
 
 fn request(frame: &Frame) -> Result<Request, End> {
-    decode_request(frame).map_err(|error| End::Refused(frame.request_id, refusal("frame", error.to_string())))
+    decode_request(frame).map_err(|error| {
+        // Of JSON the cause names the field and the place.
+        let cause = std::error::Error::source(&error).map_or(String::new(), |cause| format!(": {cause}"));
+        End::Refused(frame.request_id, refusal("frame", format!("{error}{cause}")))
+    })
 }
