@@ -11,10 +11,11 @@ use umbp_protocol::message::{
 use crate::child::Other;
 use crate::common::client::Client as Bare;
 use crate::common::daemon::Place;
-use crate::rig::{BLOCK_BYTES, Engine, copied, is_loaded, is_quiet, is_stored, key, summary, with_nvme};
+use crate::rig::{BLOCK_BYTES, Ends, Engine, copied, is_loaded, is_quiet, is_stored, key, summary, with_nvme};
 
-/// Loads of the race below.
+/// Loads of the race below; and, where the machine has run only one of the two threads so far, most of them.
 const RACE_LOADS: u64 = 400;
+const RACE_LOADS_MAX: u64 = 100 * RACE_LOADS;
 /// Blocks that fill 16 MiB four times.
 const FLOOD_BLOCKS: u64 = 1024;
 
@@ -32,6 +33,7 @@ fn race(place: &Place) {
     let stop = AtomicBool::new(false);
     let (mut hits, mut misses) = (0, 0);
     std::thread::scope(|scope| {
+        let ends = Ends(&stop);
         scope.spawn(|| {
             let mut engine = Engine::new(&daemon.socket);
             for round in 0.. {
@@ -47,7 +49,10 @@ fn race(place: &Place) {
             }
         });
         let mut engine = Engine::new(&daemon.socket);
-        for _ in 0..RACE_LOADS {
+        for load in 0..RACE_LOADS_MAX {
+            if load >= RACE_LOADS && hits > 0 && misses > 0 {
+                break;
+            }
             for outcome in engine.load(&contested) {
                 match outcome {
                     Outcome::Loaded { .. } => hits += 1,
@@ -56,7 +61,7 @@ fn race(place: &Place) {
                 }
             }
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(ends);
     });
     assert!(hits > 0 && misses > 0, "the race was none: {hits} hits, {misses} misses");
     let status = daemon.until("all quiet", is_quiet);

@@ -10,7 +10,7 @@ use umbp_protocol::message::{MissReason, Reserved};
 use crate::common::DEADLINE;
 use crate::common::client::Client as Bare;
 use crate::common::daemon::Place;
-use crate::rig::{BLOCK_BYTES, Engine, is_loaded, is_quiet, is_stored, key, recovered, summary, with_nvme};
+use crate::rig::{BLOCK_BYTES, Ends, Engine, is_loaded, is_quiet, is_stored, key, recovered, summary, with_nvme};
 
 /// Stores that are cancelled.
 const CANCELS: u64 = 200;
@@ -139,6 +139,7 @@ fn sigterm_in_the_middle_of_jobs_ends_in_time_and_leaves_only_right_bytes() {
     let first = place.serve();
     let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     let daemon = std::thread::scope(|scope| {
+        let ends = Ends(&stop);
         let mut daemon = first;
         for worker in 0..2 {
             let (stop, rounds, socket) = (&stop, &rounds, place.socket());
@@ -153,7 +154,7 @@ fn sigterm_in_the_middle_of_jobs_ends_in_time_and_leaves_only_right_bytes() {
             assert!(start.elapsed() < Duration::from_secs(3), "life {life}: took {:?}", start.elapsed());
             daemon = place.serve();
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(ends);
         daemon
     });
     daemon.until("recovery", recovered);

@@ -12,7 +12,7 @@ use crate::child::{Other, hear, say};
 use crate::common;
 use crate::common::client::{Client as Bare, hello};
 use crate::common::daemon::{Daemon, Place};
-use crate::rig::{BLOCK_BYTES, Engine, figures, is_quiet, key, with_nvme};
+use crate::rig::{BLOCK_BYTES, Ends, Engine, figures, is_quiet, key, with_nvme};
 
 /// Blocks of one job of the child.
 const JOB_BLOCKS: u64 = 64;
@@ -107,13 +107,14 @@ fn kill_9_in_the_middle_of_stores_and_loads_twenty_times_costs_nobody_else_anyth
     let stop = AtomicBool::new(false);
     let mut before = Vec::new();
     std::thread::scope(|scope| {
+        let ends = Ends(&stop);
         let bystander = scope.spawn(|| works_on(&daemon.socket, &stop));
         let mut verifier = Engine::new(&daemon.socket);
         for kill in 0..KILLS {
             kill_once(&daemon, &mut verifier, kill);
             before.push(figures(&daemon.status()));
         }
-        stop.store(true, Ordering::Relaxed);
+        drop(ends);
         assert!(bystander.join().expect("the bystander's every block was right") > KILLS, "it worked throughout");
     });
     let status = daemon.until("all quiet", |status| is_quiet(status) && status["connections"] == 1);

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::Pid;
 use serde_json::Value;
@@ -142,6 +143,16 @@ impl Engine {
     pub(crate) fn store_all(&mut self, numbers: &[u64]) {
         let outcomes = self.store(numbers);
         assert!(outcomes.iter().all(|outcome| is_stored(*outcome)), "all are stored: {:?}", summary(&outcomes));
+    }
+}
+
+/// Ends the loops of other threads when it goes, so that a claim that fails beside them fails its test: a scope waits
+/// for its threads, and a loop that nobody ends would hang it.
+pub(crate) struct Ends<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
