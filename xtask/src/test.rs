@@ -126,8 +126,8 @@ impl Tally {
 
     /// Reads a result line of cargo test (`test result: ok. 3 passed; ...`) or of nextest (`Summary [...] ...`).
     fn read(line: &str) -> Option<Self> {
-        let line = line.trim_start();
-        if !line.starts_with("test result:") && !line.starts_with("Summary [") {
+        // nextest indents its own line, and what a failed test printed: there a "test result" is that test's own.
+        if !line.starts_with("test result:") && !line.trim_start().starts_with("Summary [") {
             return None;
         }
         let words: Vec<&str> = line.split([' ', ',', ';', '(', ')']).filter(|w| !w.is_empty()).collect();
@@ -167,6 +167,7 @@ mod tests {
         check("     Summary [   0.005s] 3 tests run: 3 passed, 0 skipped", 3, 0, 0);
         check("     Summary [   2.1s] 8 tests run: 5 passed (1 slow), 2 failed, 1 timed out, 4 skipped", 5, 3, 4);
         assert_eq!(Tally::read("test a::b ... ok"), None);
+        assert_eq!(Tally::read("    test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured"), None);
     }
 
     #[test]
