@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 
 use crate::shell::{self, Result};
 
+/// The one shared object of ours that is no plugin.
+const PYTHON_MODULE: &str = "_umbp";
+
 /// Programs and shared objects of one build.
 #[derive(Default)]
 pub(crate) struct Artifacts {
     /// Executables that are not tests.
     pub(crate) programs: Vec<PathBuf>,
-    /// Shared objects of `cdylib` targets.
+    /// Shared objects of `cdylib` targets, the Python module left out.
     pub(crate) shared_objects: Vec<PathBuf>,
 }
 
@@ -38,7 +41,9 @@ fn parse(messages: &str) -> Artifacts {
         // Some dependencies from the registry make a shared object too.
         let is_ours = message["package_id"].as_str().is_some_and(|id| id.starts_with("path+"));
         let kinds = message["target"]["kind"].as_array();
-        let is_plugin = is_ours && kinds.is_some_and(|kinds| kinds.iter().any(|kind| kind == "cdylib"));
+        let is_plugin = is_ours
+            && kinds.is_some_and(|kinds| kinds.iter().any(|kind| kind == "cdylib"))
+            && message["target"]["name"] != PYTHON_MODULE;
         let files = message["filenames"].as_array().into_iter().flatten().filter_map(|f| f.as_str());
         made.shared_objects.extend(files.filter(|f| is_plugin && f.ends_with(".so")).map(PathBuf::from));
     }

@@ -1,7 +1,8 @@
 //! All automation of the workspace. It depends on none of the other crates, so that it builds when they do not.
 //!
 //! Modules in reading order: [`shell`] (running programs, folders), [`artifacts`] (what cargo built, and where it is
-//! put), [`build`] (`build` and `serve`), [`demo`], [`mod@test`], [`check`], [`fuzz`], [`tidy`] (rules of the house).
+//! put), [`build`] (`build` and `serve`), [`demo`], [`mod@test`], [`wheel`] (the Python package), [`vllm`]
+//! (tests with a real engine), [`check`], [`fuzz`], [`tidy`] (rules of the house).
 
 mod artifacts;
 mod build;
@@ -11,6 +12,8 @@ mod fuzz;
 mod shell;
 mod test;
 mod tidy;
+mod vllm;
+mod wheel;
 
 use std::process::ExitCode;
 
@@ -45,6 +48,21 @@ enum Task {
         /// Parts of test names.
         filters: Vec<String>,
     },
+    /// Builds the Python package, with programs and plugins in it (needs maturin).
+    Wheel {
+        /// How optimised it is.
+        #[arg(long, value_enum, default_value_t = wheel::Profile::Release)]
+        profile: wheel::Profile,
+        /// The program.
+        #[arg(long, default_value = "maturin")]
+        maturin: String,
+    },
+    /// Tests of the Python package, with a real vLLM engine on the CPU. The first run fetches about 1 GB.
+    TestVllm {
+        /// Arguments of pytest: files, or -k and parts of test names.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Format, clippy, tidy, docs, and cargo-deny where it is installed.
     Check,
     /// The rules of the house that can be checked by text (a part of `check`).
@@ -69,6 +87,8 @@ fn main() -> ExitCode {
         Task::Serve { arguments } => build::serve(&arguments),
         Task::Demo { conversations } => demo::demo(conversations),
         Task::Test { filters } => test::test(&filters),
+        Task::Wheel { profile, maturin } => wheel::wheel(profile, &maturin).map(drop),
+        Task::TestVllm { arguments } => vllm::test(&arguments),
         Task::Check => check::check(),
         Task::Tidy => tidy::tidy(),
         Task::Fuzz { seconds, seed, target } => fuzz::fuzz(seconds, seed, target.as_deref()),

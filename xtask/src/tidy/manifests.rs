@@ -3,7 +3,7 @@
 use super::Violation;
 
 /// A crate of ours, and those of ours that it may use.
-const MAY_USE: [(&str, &[&str]); 17] = [
+const MAY_USE: [(&str, &[&str]); 18] = [
     ("umbp-connector-core", &[]),
     ("umbp-protocol", &["umbp-connector-core"]),
     ("umbp-plugin-api", &[]),
@@ -20,6 +20,7 @@ const MAY_USE: [(&str, &[&str]); 17] = [
     ("umbp-plugin-remote", &["umbp-backend-remote", "umbp-plugin-api"]),
     ("umbpd", &["umbp-config", "umbp-connector-core", "umbp-plugin-api", "umbp-protocol"]),
     ("umbp-cli", &["umbp-client", "umbp-config", "umbp-connector-core", "umbp-plugin-api", "umbp-protocol", "umbpd"]),
+    ("umbp-python", &["umbp-client", "umbp-config", "umbp-connector-core", "umbp-protocol"]),
     ("umbp-fuzz", &["umbp-backend-nvme", "umbp-connector-core", "umbp-protocol", "umbp-config"]),
     ("xtask", &[]),
 ];

@@ -1,0 +1,29 @@
+//! The extension module `umbp._umbp`: the client of the block store, for Python.
+//!
+//! What it does not do: importing it starts no thread and opens nothing; it knows no engine's object (that is
+//! `umbp.vllm`, in Python) and no tensor, only addresses. Every call that may block releases the interpreter first.
+//!
+//! Modules in reading order: [`client`] (what Python holds), [`layout`] (blocks to runs), then within: `keys` (text
+//! keys), `memory` (registered addresses), `jobs` (a caller's job, in parts of bounded size).
+
+mod client;
+mod jobs;
+mod keys;
+mod layout;
+mod memory;
+
+use pyo3::prelude::*;
+
+/// See the crate.
+#[pymodule]
+mod _umbp {
+    #[pymodule_export]
+    use super::client::{Client, JobResult, default_socket};
+    #[pymodule_export]
+    use super::layout::Layout;
+
+    /// The version of package, daemon and command line.
+    #[pymodule_export]
+    #[allow(non_upper_case_globals, reason = "the name that Python expects")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

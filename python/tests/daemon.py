@@ -1,0 +1,77 @@
+"""A real umbpd, from the installed package, on a socket and state folder of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from umbp import program
+
+START_S = 30.0
+STOP_S = 15.0
+
+
+class Daemon:
+    """Not running until `start`."""
+
+    def __init__(self, folder: Path, capacity: str = "256MiB") -> None:
+        self.socket = folder / "umbpd.sock"
+        self._config = folder / "umbpd.toml"
+        self._config.write_text(
+            f'[daemon]\nsocket = "{self.socket}"\nadmin = "off"\n'
+            f'[[tier]]\nname = "dram"\nbackend = "dram"\ncapacity = "{capacity}"\n'
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the daemon does not run"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Returns when it listens."""
+        assert self._process is None, "the daemon runs already"
+        self._process = subprocess.Popen([program("umbpd"), "--config", self._config])
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            assert self._process.poll() is None, f"umbpd ended: {self._process.returncode}"
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(str(self.socket))
+                return
+            time.sleep(0.02)
+        raise TimeoutError(f"umbpd does not listen on {self.socket}")
+
+    def kill(self) -> None:
+        """Without warning, as a crash."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """If it runs."""
+        if self._process is not None:
+            self.hang(False)
+            self._end(signal.SIGTERM)
+
+    def hang(self, hung: bool = True) -> None:
+        """It answers nothing any more, and its socket stays; or goes on."""
+        os.kill(self.pid, signal.SIGSTOP if hung else signal.SIGCONT)
+
+    def status(self) -> dict[str, Any]:
+        """What `umbp status` says."""
+        command = [program("umbp"), "--socket", str(self.socket), "status", "--json"]
+        output = subprocess.run(command, capture_output=True, check=True, timeout=30)
+        status: dict[str, Any] = json.loads(output.stdout)
+        return status
+
+    def _end(self, how: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(how)
+        try:
+            self._process.wait(STOP_S)
+        finally:
+            self._process.kill()
+            self._process = None

@@ -1,0 +1,127 @@
+"""The engine's process: takes commands from the test's, over a pipe. usage: engine_host.py FD MODEL"""
+
+import sys
+import time
+import traceback
+from typing import Any
+
+from engine import Answer, EngineOptions, Run, connection
+
+BLOCK_TOKENS = 32
+
+
+class Host:
+    """One engine."""
+
+    def __init__(self, pipe: Any, model: str, options: EngineOptions) -> None:
+        from vllm import LLM
+        from vllm.config import KVTransferConfig
+
+        self._pipe = pipe
+        transfer = None
+        if options.connector is not None:
+            transfer = KVTransferConfig(
+                kv_connector=options.connector,
+                kv_connector_module_path=options.module,
+                kv_role="kv_both",
+                kv_load_failure_policy=options.policy,
+                kv_connector_extra_config=dict(options.extra),
+            )
+        self._llm = LLM(
+            model=model,
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            dtype="float32",
+            max_model_len=1024,
+            max_num_seqs=4,
+            max_num_batched_tokens=1024,
+            block_size=BLOCK_TOKENS,
+            kv_cache_memory_bytes=64 << 20,
+            num_gpu_blocks_override=options.blocks,
+            enable_prefix_caching=options.prefix_caching,
+            disable_log_stats=False,
+            kv_transfer_config=transfer,
+            distributed_executor_backend="mp" if options.separate else "uni",
+        )
+
+    def generate(self, prompts: list[list[int]], max_tokens: int, pauses: list[int]) -> tuple[str, Run]:
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, detokenize=False, ignore_eos=True)
+        engine = self._llm.llm_engine
+        step, longest = 0, 0.0
+        original = engine.step
+
+        def observed() -> Any:
+            nonlocal step, longest
+            if step in pauses:
+                self._pipe.send(("step", step))
+                self._pipe.recv()
+            begin = time.monotonic()
+            outputs = original()
+            longest = max(longest, time.monotonic() - begin)
+            step += 1
+            return outputs
+
+        before = self._preemptions()
+        engine.step = observed  # type: ignore[method-assign]
+        try:
+            outputs = self._llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        finally:
+            engine.step = original  # type: ignore[method-assign]
+        answers = [Answer(tuple(o.outputs[0].token_ids), o.num_cached_tokens or 0) for o in outputs]
+        return "run", Run(answers, longest, self._preemptions() - before)
+
+    def forget(self) -> tuple[str, None]:
+        assert self._llm.reset_prefix_cache(), "blocks are still in use"
+        return "done", None
+
+    def hashes(self, prompt: list[int]) -> tuple[str, list[bytes]]:
+        from vllm import SamplingParams
+        from vllm.utils.hashing import get_hash_fn_by_name
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+        from vllm.v1.request import Request
+
+        config = self._llm.llm_engine.vllm_config.cache_config
+        function = get_hash_fn_by_name(config.prefix_caching_hash_algo)
+        init_none_hash(function)
+        request = Request(
+            "hashes",
+            prompt,
+            SamplingParams(max_tokens=1),
+            None,
+            block_hasher=get_request_block_hasher(BLOCK_TOKENS, function),
+        )
+        return "hashes", [bytes(block_hash) for block_hash in request.block_hashes]
+
+    def close(self) -> tuple[str, None]:
+        self._llm.llm_engine.engine_core.shutdown()
+        return "closed", None
+
+    def _preemptions(self) -> int:
+        metrics = (m for m in self._llm.get_metrics() if m.name == "vllm:num_preemptions")
+        return sum(int(metric.value) for metric in metrics)  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    pipe = connection(int(sys.argv[1]))
+    host = None
+    command = "start"
+    while command != "close":
+        try:
+            if host is None:
+                host = Host(pipe, sys.argv[2], pipe.recv())
+                pipe.send(("ready", None))
+                continue
+            command, *arguments = pipe.recv()
+            pipe.send(getattr(host, command)(*arguments))
+        except EOFError:
+            return
+        except BaseException:
+            pipe.send(("error", traceback.format_exc()))
+            if host is None:
+                sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""The block store for Python: a client of `umbpd`, and where the bundled programs are.
+
+Importing it starts no thread, opens nothing and touches no accelerator. The connector for vLLM is `umbp.vllm`.
+"""
+
+from umbp._umbp import Client, JobResult, Layout, __version__, default_socket
+from umbp.programs import program
+
+__all__ = ["Client", "JobResult", "Layout", "__version__", "default_socket", "program"]

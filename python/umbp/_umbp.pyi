@@ -1,0 +1,103 @@
+"""The extension module. Keys are text: `umbp:vllm:v1:<key_namespace>:tp0:pcp0:dcp0:pp0:g0:<hash hex>`."""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+
+__version__: str
+
+def default_socket() -> str:
+    """Where umbpd listens, and its clients look, if they are told nothing."""
+
+class JobResult:
+    """How a job ended, one entry per key in the order of the job.
+
+    `results` holds "done", "present", "refused", "missed", "corrupt", "late", "cancelled", "disconnected" or
+    "invalid". Of a load, memory of a key that is not "done" holds anything.
+    """
+
+    @property
+    def results(self) -> list[str]: ...
+    @property
+    def bytes(self) -> list[int]: ...
+    @property
+    def error(self) -> str | None: ...
+
+class Layout:
+    """Where blocks lie in engine memory; immutable.
+
+    `layers`: (name, group, block stride, block bytes, object offset) as configured, in bytes. `tensors`: name to
+    (address of block 0, real block stride). A registration that cannot be is refused with ValueError.
+    """
+
+    def __init__(
+        self, layers: Sequence[tuple[str, int, int, int, int]], tensors: Mapping[str, tuple[int, int]]
+    ) -> None: ...
+    def block_bytes(self, group: int) -> int | None: ...
+    def runs(self, block_id: int, group: int) -> list[tuple[str, int, int, int]]: ...
+
+class Client:
+    """One session with umbpd at a time, attached anew by itself. Any thread may call it.
+
+    A failure is a miss, or the result of exactly the keys that it concerns. ValueError is for wrong arguments,
+    RuntimeError for a closed client. Nothing here waits longer than the time-outs given.
+    """
+
+    def __init__(
+        self,
+        socket: str | PathLike[str],
+        namespace: Mapping[str, str],
+        key_namespace: str,
+        *,
+        name: str | None = None,
+        tenant: str | None = None,
+        copy_threads: int | None = None,
+        timeout_ms: int | None = None,
+        job_timeout_ms: int | None = None,
+    ) -> None:
+        """Starts, without waiting for a daemon."""
+
+    @property
+    def attached(self) -> bool: ...
+    def wait_attached(self, timeout_ms: int) -> bool: ...
+    def register(self, address: int, length: int) -> None:
+        """The memory stays mapped until `unregister` answers true or `close` returns. While a job is open nobody
+        else writes memory that it names, and of a load nobody reads it."""
+
+    def unregister(self, address: int, timeout_ms: int) -> bool: ...
+    def lookup(self, keys: Sequence[str], hold_ms: int = 0) -> list[bool]: ...
+    def load(self, keys: Sequence[str], ranges: Sequence[Sequence[tuple[int, int]]]) -> int: ...
+    def load_blocks(
+        self, layout: Layout, keys: Sequence[str], block_ids: Sequence[int], groups: Sequence[int]
+    ) -> int: ...
+    def store(
+        self,
+        keys: Sequence[str],
+        ranges: Sequence[Sequence[tuple[int, int]]],
+        parents: Sequence[str | None],
+        depths: Sequence[int],
+    ) -> int: ...
+    def store_blocks(
+        self,
+        layout: Layout,
+        keys: Sequence[str],
+        block_ids: Sequence[int],
+        groups: Sequence[int],
+        parents: Sequence[str | None],
+        depths: Sequence[int],
+    ) -> int: ...
+    def poll(self, job: int) -> JobResult | None: ...
+    def wait(self, job: int, timeout_ms: int) -> JobResult | None: ...
+    def cancel(self, job: int) -> None: ...
+    def unhold(self, keys: Sequence[str] = ()) -> int: ...
+    def clear(self) -> tuple[int, int]:
+        """(blocks forgotten, blocks left since they are in use). RuntimeError without a daemon."""
+
+    def status(self) -> str:
+        """The daemon's state, as JSON. RuntimeError without a daemon."""
+
+    def counters(self) -> dict[str, int]: ...
+    def take_removed(self) -> tuple[list[str], bool]:
+        """Keys that left a tier since the last call (another tier may have them); true = others may have gone too."""
+
+    def close(self) -> None:
+        """When it returns, no thread touches registered memory any more."""

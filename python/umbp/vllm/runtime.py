@@ -1,0 +1,257 @@
+"""umbpd as the runtime of vLLM's own UMBPStoreConnector (vLLM 0.33 and later).
+
+Name this module as the connector's: `kv_connector="UMBPStoreConnector"`,
+`kv_connector_module_path="umbp.vllm.runtime"`. Of `kv_connector_extra_config` it reads socket,
+hold_ms, timeout_ms and num_copy_threads; the rest is the connector's.
+
+A daemon that is absent, hung or restarted is misses and failed blocks; no call waits longer than `timeout_ms`.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.umbp import (
+    BlockTransferPlan,
+    KVLayoutDescriptor,
+    RankTopology,
+    TransferJobState,
+    UMBPRuntimeConfig,
+    UMBPRuntimeFactory,
+    UMBPStoreConnector,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.umbp.data import BlockLoadBatch, BlockStoreBatch
+
+from umbp import JobResult, Layout
+from umbp.vllm.chains import Chains
+from umbp.vllm.session import Session, SessionOptions, reference_descriptor
+
+__all__ = ["SchedulerHandle", "UMBPStoreConnector", "UmbpdRuntime", "WorkerHandle", "register", "settle"]
+
+logger = logging.getLogger("vllm.umbp")
+
+PUBLISHED_MAX = 65_536
+"""Keys remembered as published by this worker; beyond it the oldest is forgotten, and its eviction not reported."""
+GOOD = frozenset({"done", "present"})
+"""Results of a key whose block is where it should be."""
+
+Batch = Sequence[BlockTransferPlan]
+
+
+class SchedulerHandle:
+    """Lookups for the connector's scheduler side."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def lookup(self, keys: Sequence[str]) -> Sequence[bool]:
+        """One answer per key; without a daemon, false. Hits are held until the worker's load, or `hold_ms`."""
+        self._session.look()
+        return self._session.client.lookup(keys, self._session.options.hold_ms)
+
+    def clear(self) -> bool:
+        """Forgets the namespace's blocks; false when the daemon is away or some are in use."""
+        try:
+            _, pinned = self._session.client.clear()
+        except RuntimeError as error:
+            logger.warning("nothing is cleared: %s", error)
+            return False
+        return pinned == 0
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class WorkerHandle:
+    """Loads and stores for the connector's worker side."""
+
+    def __init__(self, session: Session, layout: KVLayoutDescriptor) -> None:
+        self._session = session
+        self._client = session.client
+        self._descriptor = layout
+        self._layout: Layout | None = None
+        self._tensors: list[torch.Tensor] = []  # kept as long as a copy thread may touch them
+        self._jobs: dict[int, tuple[TransferJobState, int]] = {}
+        self._chains = Chains()
+        self._published: dict[str, None] = {}
+
+    def register_buffers(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Registers each allocation once, and where blocks lie in it."""
+        devices = {str(tensor.device) for tensor in kv_caches.values() if tensor.device.type != "cpu"}
+        if devices:
+            raise NotImplementedError(f"KV caches on {sorted(devices)}: use the connector UmbpConnector")
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kv_caches.values()}
+        for address, length in storages.items():
+            self._client.register(address, length)
+        self._tensors = list(kv_caches.values())
+        if not self._descriptor.regions:
+            return
+        self._layout = Layout(
+            [
+                (region.layer_name, region.group_id, region.block_stride, region.block_bytes, region.object_offset)
+                for region in self._descriptor.regions
+            ],
+            {name: (t.data_ptr(), t.stride(0) * t.element_size()) for name, t in kv_caches.items()},
+        )
+
+    def load_blocks(self, plans: Batch) -> TransferJobState | None:
+        """Whole blocks by number; none = ask in the plain form."""
+        columns = self._columns(plans)
+        if columns is None or self._layout is None:
+            return None
+        keys, block_ids, groups, request = columns
+        self._chains.restart(request, keys, groups)
+        job = self._client.load_blocks(self._layout, keys, block_ids, groups)
+        return self._keep(plans, job)
+
+    def store_blocks(self, plans: Batch) -> TransferJobState | None:
+        """Whole blocks by number; none = ask in the plain form."""
+        columns = self._columns(plans)
+        if columns is None or self._layout is None:
+            return None
+        keys, block_ids, groups, request = columns
+        parents, depths = self._chains.extend(request, keys, groups)
+        job = self._client.store_blocks(self._layout, keys, block_ids, groups, parents, depths)
+        return self._keep(plans, job)
+
+    def load(self, plans: Batch) -> TransferJobState:
+        """Begins to load the plans' ranges."""
+        keys, ranges = _ranges(plans)
+        return self._keep(plans, self._client.load(keys, ranges))
+
+    def store(self, plans: Batch) -> TransferJobState:
+        """Begins to store the plans' ranges."""
+        keys, ranges = _ranges(plans)
+        groups = [plan.group_id or 0 for plan in plans]
+        request = next((plan.request_id for plan in plans if plan.request_id), "")
+        parents, depths = self._chains.extend(request, keys, groups)
+        return self._keep(plans, self._client.store(keys, ranges, parents, depths))
+
+    def poll(self, job: TransferJobState) -> TransferJobState | None:
+        """The job if it has ended."""
+        return self._take(job, 0)
+
+    def wait(self, job: TransferJobState) -> TransferJobState:
+        """Waits at most `timeout_ms`, then ends the job early: what is not done by then has failed."""
+        return self._take(job, self._session.options.timeout_ms) or self.cancel(job)
+
+    def cancel(self, job: TransferJobState) -> TransferJobState:
+        """Ends the job, and returns when no thread touches its memory."""
+        entry = self._jobs.get(id(job))
+        if entry is None:
+            return job
+        self._client.cancel(entry[1])
+        ended = self._take(job, 2 * self._session.options.timeout_ms)
+        if ended is None:
+            raise RuntimeError("a cancelled job still touches engine memory: it cannot be given back")
+        return ended
+
+    def publish(self, job: TransferJobState) -> None:
+        """Stored blocks are visible already; remembers them for `take_evicted_keys`."""
+        self._published.update(dict.fromkeys(job.completed_keys))
+        while len(self._published) > PUBLISHED_MAX:
+            del self._published[next(iter(self._published))]
+
+    def take_evicted_keys(self) -> Sequence[str]:
+        """Keys that this worker published and that no tier has any more."""
+        self._session.look()
+        removed, _ = self._client.take_removed()
+        candidates = [key for key in dict.fromkeys(removed) if key in self._published]
+        if not candidates:
+            return []
+        found = self._client.lookup(candidates)
+        gone = [key for key, hit in zip(candidates, found, strict=True) if not hit]
+        for key in gone:
+            self._published.pop(key, None)
+        return gone
+
+    def close(self) -> None:
+        """Ends all jobs; when it returns, no thread touches engine memory."""
+        self._session.close()
+        self._jobs.clear()
+        self._tensors.clear()
+
+    def _columns(self, plans: Batch) -> tuple[list[str], list[int], list[int], str] | None:
+        if isinstance(plans, BlockLoadBatch | BlockStoreBatch):
+            return plans.keys, plans.block_ids, plans.group_ids, plans.request_id
+        groups = [plan.group_id for plan in plans if plan.group_id is not None]
+        if len(groups) < len(plans) or any(plan.ranges for plan in plans):
+            return None
+        request = next((plan.request_id for plan in plans if plan.request_id), "")
+        return [plan.key for plan in plans], [plan.block_id for plan in plans], groups, request
+
+    def _keep(self, plans: Batch, job: int) -> TransferJobState:
+        kept = plans if isinstance(plans, BlockLoadBatch | BlockStoreBatch) else tuple(plans)
+        state = TransferJobState(kept)
+        state.start()
+        self._jobs[id(state)] = (state, job)
+        return state
+
+    def _take(self, state: TransferJobState, timeout_ms: int) -> TransferJobState | None:
+        entry = self._jobs.get(id(state))
+        if entry is None:
+            return state
+        result = self._client.wait(entry[1], timeout_ms)
+        if result is None:
+            return None
+        del self._jobs[id(state)]
+        settle(state, result)
+        return state
+
+
+def settle(state: TransferJobState, result: JobResult) -> None:
+    """Writes a job's results into its state: completed or failed, key by key."""
+    named = list(zip(state.keys, result.results, strict=True))
+    state.plan_bytes = tuple(result.bytes)
+    failed = {key for key, word in named if word not in GOOD}
+    completed = [key for key, word in named if word in GOOD and key not in failed]
+    if completed or not failed:
+        state.complete(completed)
+    if failed:
+        words = sorted({word for _, word in named if word not in GOOD})
+        state.fail(sorted(failed), result.error or ", ".join(words))
+    if "cancelled" in result.results:
+        state.cancel()
+
+
+def _ranges(plans: Iterable[BlockTransferPlan]) -> tuple[list[str], list[list[tuple[int, int]]]]:
+    """Keys, and each block's (address, length) in the order of its bytes."""
+    keys, ranges = [], []
+    for plan in plans:
+        keys.append(plan.key)
+        ordered = sorted(plan.ranges, key=lambda item: item.object_offset)
+        ranges.append([(item.base_address, item.length) for item in ordered])
+    return keys, ranges
+
+
+class UmbpdRuntime:
+    """Makes the handles of one process."""
+
+    def __init__(self, options: SessionOptions) -> None:
+        self._options = options
+
+    def create_scheduler_handle(
+        self, namespace: str, topology: RankTopology, layout: KVLayoutDescriptor
+    ) -> SchedulerHandle:
+        del layout
+        return SchedulerHandle(self._session("scheduler", namespace, topology))
+
+    def create_worker_handle(self, namespace: str, topology: RankTopology, layout: KVLayoutDescriptor) -> WorkerHandle:
+        return WorkerHandle(self._session("worker", namespace, topology), layout)
+
+    def _session(self, role: str, namespace: str, topology: RankTopology) -> Session:
+        sizes = (topology.tp_size, topology.pcp_size, topology.dcp_size, topology.pp_size)
+        return Session(role, reference_descriptor(namespace, *sizes), namespace, self._options)
+
+
+def register() -> None:
+    """Gives the runtime to vLLM; importing this module does so."""
+    if "embedded" not in UMBPRuntimeFactory._builders:
+        UMBPRuntimeFactory.register("embedded", _build)
+
+
+def _build(config: UMBPRuntimeConfig) -> UmbpdRuntime:
+    return UmbpdRuntime(SessionOptions.read(config.options))
+
+
+register()
