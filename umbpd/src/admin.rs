@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::core::ticker::Pulse;
+use crate::fork::NotInChildren;
 use crate::process::now;
 use crate::tier::lock;
 
@@ -45,14 +46,19 @@ pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Serves on a thread of its own until the process ends.
+/// Serves on a thread of its own until the daemon ends.
 pub fn spawn(listener: TcpListener, shared: Shared) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (daemon, alone) = (shared.questions.clone(), NotInChildren::new(&listener));
     let run = move || {
+        let _alone = alone;
         runtime.block_on(async move {
             let page = Router::new().route("/healthz", get(healthz)).route("/status", get(status)).with_state(shared);
             let served = match tokio::net::TcpListener::from_std(listener) {
-                Ok(listener) => axum::serve(listener, page).await,
+                Ok(listener) => tokio::select! {
+                    served = axum::serve(listener, page).into_future() => served,
+                    () = daemon.closed() => Ok(()),
+                },
                 Err(error) => Err(error),
             };
             if let Err(error) = served {

@@ -6,7 +6,8 @@
 //! Modules in reading order: [`engine`] (which block is where, sans I/O); [`tier`] (the thread that owns a plugin);
 //! [`loader`] (from config to an open plugin); [`generations`] (the shared tables); [`core`] (the engine's thread:
 //! carries out what the engine wants done); [`session`] (one client each); [`admin`] (the page for operators);
-//! [`daemon`] (start, serve, drain, stop); [`check`] (`umbpd check`); [`process`], [`args`], [`command`] (the program around it).
+//! [`daemon`] (start, serve, drain, stop); [`embedded`] (inside an engine's process), [`fork`];
+//! [`check`] (`umbpd check`); [`process`], [`args`], [`command`] (the program around it).
 
 pub mod admin;
 pub mod args;
@@ -14,7 +15,9 @@ pub mod check;
 pub mod command;
 pub mod core;
 pub mod daemon;
+pub mod embedded;
 pub mod engine;
+pub mod fork;
 pub mod generations;
 pub mod loader;
 pub mod process;

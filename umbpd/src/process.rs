@@ -18,10 +18,15 @@ pub fn now() -> Time {
 /// process), and keeps other processes of this user from reading the daemon's memory. Each step that fails is worth
 /// a warning, not a refusal: the daemon runs with less.
 pub fn prepare() {
-    raise_limits();
+    prepare_embedded();
     if let Err(errno) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!("cannot set PR_SET_DUMPABLE to 0: {errno}");
     }
+}
+
+/// The part of [`prepare`] that a process may have done to it that serves other ends too: limits and SIGXFSZ.
+pub fn prepare_embedded() {
+    raise_limits();
     // SAFETY: installs "ignore" for one signal; no handler of ours runs.
     if unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) } == libc::SIG_ERR {
         tracing::warn!("cannot ignore SIGXFSZ: {}", std::io::Error::last_os_error());

@@ -13,6 +13,7 @@ use super::stop;
 use crate::admin::{self, Question};
 use crate::core::{Hub, reports, ticker};
 use crate::engine::api::TierIndex;
+use crate::fork::NotInChildren;
 use crate::process::now;
 use crate::session::serve;
 use crate::tier::{Command, lock};
@@ -57,6 +58,7 @@ impl Daemon {
         tokio::task::spawn_local(ticker::run(hub.clone(), pulse));
         tokio::task::spawn_local(reports::take(hub.clone()));
         tokio::task::spawn_local(answer_admin(hub.clone(), asked));
+        let _alone = NotInChildren::new(&listener);
         let accepting = tokio::task::spawn_local(serve::accept(hub.clone(), listener));
         stop.await;
         *lock(&hub.not_serving) = Some("draining: the daemon was told to stop".to_owned());

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -35,12 +36,14 @@ pub struct StartOptions {
     pub origin: String,
     /// A tier that is not open after this long, plus what its capacity adds, is given up.
     pub open_wait: Duration,
+    /// The program whose `../plugins` is searched for backends; none = this process's own.
+    pub program: Option<PathBuf>,
 }
 
 impl StartOptions {
     /// With the usual wait.
     pub fn new(origin: impl Into<String>) -> Self {
-        Self { origin: origin.into(), open_wait: Duration::from_millis(OPEN_MS) }
+        Self { origin: origin.into(), open_wait: Duration::from_millis(OPEN_MS), program: None }
     }
 }
 
@@ -108,7 +111,7 @@ impl Daemon {
             Some(address) => Some(admin::bind(address).map_err(|source| StartError::Admin { address, source })?),
         };
         let inbox = Arc::new(Inbox::default());
-        let mut tiers = Tiers::bring_up(&config, &inbox, options.open_wait)?;
+        let mut tiers = Tiers::bring_up(&config, &inbox, options)?;
         let settings = settings(&config, &tiers);
         let generation_words = words_for(Engine::generation_words(&settings));
         let tables = Tables::new(config.tenants.len(), generation_words)
@@ -152,8 +155,8 @@ struct Tiers {
 
 impl Tiers {
     /// All tiers at once, each on its own thread.
-    fn bring_up(config: &Arc<Config>, inbox: &Arc<Inbox>, open_wait: Duration) -> Result<Self, StartError> {
-        let folders = find::folders(&config.daemon.plugin_dirs);
+    fn bring_up(config: &Arc<Config>, inbox: &Arc<Inbox>, options: &StartOptions) -> Result<Self, StartError> {
+        let folders = find::folders(&config.daemon.plugin_dirs, options.program.as_deref());
         let (say, steps) = channel();
         let mut tiers = Self { seats: Vec::new(), segments: Vec::new(), opened: BTreeMap::new() };
         for (at, tier) in config.tiers.iter().enumerate() {
@@ -179,7 +182,7 @@ impl Tiers {
             });
         }
         drop(say);
-        tiers.wait(config, &steps, open_wait).inspect_err(|_| tiers.give_up())?;
+        tiers.wait(config, &steps, options.open_wait).inspect_err(|_| tiers.give_up())?;
         Ok(tiers)
     }
 

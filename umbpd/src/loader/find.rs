@@ -1,6 +1,6 @@
 //! Which file a backend's name means.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use umbp_config::BackendRef;
 
@@ -21,8 +21,8 @@ pub fn file_of(backend: &BackendRef, folders: &[PathBuf]) -> Result<PathBuf, Fai
     Err(Failure::Environment(format!("no plugin for backend \"{backend}\" ({tried}); {remedy}")))
 }
 
-/// Folders to search: those of the config, then `../plugins` of this program's folder.
-pub fn folders(plugin_dirs: &[PathBuf]) -> Vec<PathBuf> {
-    let program = std::env::current_exe().ok();
-    umbp_config::plugin_search(plugin_dirs, program.as_deref())
+/// Folders to search: those of the config, then `../plugins` of the program's folder; none = of this process's own.
+pub fn folders(plugin_dirs: &[PathBuf], program: Option<&Path>) -> Vec<PathBuf> {
+    let own = if program.is_none() { std::env::current_exe().ok() } else { None };
+    umbp_config::plugin_search(plugin_dirs, program.or(own.as_deref()))
 }

@@ -9,12 +9,15 @@ use tokio::net::UnixStream;
 use umbp_protocol::{Decoder, Frame, FrameError, fds};
 
 use super::outbox::Outbox;
+use crate::fork::NotInChildren;
 
 /// Bytes of one read.
 const READ_BYTES: usize = 64 << 10;
 
 /// A connection and what was read from it.
 pub struct Line {
+    // Before the stream: fields are dropped in this order.
+    _alone: NotInChildren,
     stream: UnixStream,
     decoder: Decoder,
     buffer: Box<[u8]>,
@@ -36,7 +39,8 @@ pub enum Read {
 impl Line {
     /// Around a connection.
     pub fn new(stream: UnixStream) -> Self {
-        Self { stream, decoder: Decoder::new(), buffer: vec![0; READ_BYTES].into_boxed_slice() }
+        let buffer = vec![0; READ_BYTES].into_boxed_slice();
+        Self { _alone: NotInChildren::new(&stream), stream, decoder: Decoder::new(), buffer }
     }
 
     /// The connection itself.

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
+use crate::fork::NotInChildren;
+
 /// Longest path of a Unix socket, in bytes, with its terminating zero (sun_path).
 const SOCKET_PATH_MAX_BYTES: usize = 108;
 /// Connections that wait for accept.
@@ -66,6 +68,8 @@ fn io(what: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> ListenE
 #[derive(Debug)]
 pub struct SocketLock {
     socket: PathBuf,
+    // Before the file: fields are dropped in this order.
+    _alone: NotInChildren,
     _file: std::fs::File,
 }
 
@@ -98,7 +102,7 @@ impl SocketLock {
         let written =
             file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
         written.map_err(io("write lock file", &path))?;
-        Ok(Self { socket: socket.to_owned(), _file: file })
+        Ok(Self { socket: socket.to_owned(), _alone: NotInChildren::new(&file), _file: file })
     }
 
     /// Binds the socket. One that is left there is of a dead daemon, since the lock is ours.
@@ -117,13 +121,15 @@ impl SocketLock {
         rustix::net::listen(&listener, BACKLOG).map_err(|e| io("listen on", path)(e.into()))?;
         listener.set_nonblocking(true).map_err(io("set non-blocking", path))?;
         let found = std::fs::symlink_metadata(path).map_err(io("look at", path))?;
-        Ok(Bound { identity: (found.dev(), found.ino()), lock: self, listener })
+        let alone = NotInChildren::new(&listener);
+        Ok(Bound { _alone: alone, listener, identity: (found.dev(), found.ino()), lock: self })
     }
 }
 
 /// A bound socket; dropping it removes the socket's name, if it is still this one.
 #[derive(Debug)]
 pub struct Bound {
+    _alone: NotInChildren,
     /// The listener, non-blocking.
     pub listener: UnixListener,
     identity: (u64, u64),

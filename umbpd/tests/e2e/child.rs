@@ -21,7 +21,9 @@ const MARK: &str = "child: ";
 pub(crate) type Task = fn(&Path);
 
 /// Every task by its name.
-const TASKS: [(&str, Task); 6] = [
+const TASKS: [(&str, Task); 8] = [
+    ("member", crate::embedded::member),
+    ("member-that-forks", crate::embedded::member_that_forks),
     ("churn", crate::killed_clients::churn),
     ("stores-once", crate::stopped::stores_once),
     ("loads-once", crate::stopped::loads_once),

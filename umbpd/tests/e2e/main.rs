@@ -6,6 +6,7 @@ mod common;
 
 mod child;
 mod daemon_death;
+mod embedded;
 mod faults;
 mod field_cases;
 mod holds;

@@ -45,7 +45,8 @@ impl Engine {
         options.populate = false;
         set(&mut options);
         let mut memory = vec![0; (slots * block_bytes) as usize].into_boxed_slice();
-        let client = Client::connect(options).expect("attached");
+        let client = Client::start(options).expect("started");
+        assert!(client.wait_attached(DEADLINE), "it attaches once the daemon serves");
         // SAFETY: the memory is freed after the client, and touched only while no job names it.
         let region = unsafe { client.register(memory.as_mut_ptr(), memory.len() as u64) }.expect("registered");
         Self { client, memory, region, block_bytes }
