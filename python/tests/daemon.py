@@ -67,6 +67,17 @@ class Daemon:
         status: dict[str, Any] = json.loads(output.stdout)
         return status
 
+    def await_engine(self) -> None:
+        """Waits until an engine's scheduler and worker are attached."""
+        deadline = time.monotonic() + START_S
+        wanted = {"vllm scheduler", "vllm worker"}
+        while time.monotonic() < deadline:
+            names = {session["client"] for session in self.status()["sessions"] if session["open"]}
+            if wanted <= names:
+                return
+            time.sleep(0.05)
+        raise TimeoutError(f"attached are {sorted(names)}, expected {sorted(wanted)}")
+
     def _end(self, how: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(how)

@@ -113,6 +113,11 @@ class Engine:
         hashes: list[bytes] = self._ask("hashes", list(prompt))
         return hashes
 
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's values with these labels."""
+        value: float = self._ask("metric", name, labels)
+        return value
+
     def close(self) -> None:
         """Ends it as a person would; a hung or failing end fails the test."""
         self._ask("close")

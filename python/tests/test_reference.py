@@ -2,26 +2,69 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import A, B, Plain
+from checks import HOLD_MS, TIMEOUT_MS, NoPrefixCacheChecks, PreemptionChecks, PrefixChecks
+from conftest import A, Plain
 from daemon import Daemon
 from engine import Engine, EngineOptions
+from store import Store
+
+from umbp.vllm.session import reference_descriptor
+
+NAMESPACE = "reference"
+
+
+def start(model: Path, daemon: Daemon, extra: dict[str, Any], **how: Any) -> Engine:
+    own = {"socket": str(daemon.socket), "key_namespace": NAMESPACE, "timeout_ms": TIMEOUT_MS, "hold_ms": HOLD_MS}
+    return Engine(model, EngineOptions("UMBPStoreConnector", "umbp.vllm.runtime", own | extra, **how))
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path, daemon: Daemon) -> Iterator[Engine]:
-    extra = {"socket": str(daemon.socket), "key_namespace": "reference", "timeout_ms": 2000}
-    engine = Engine(model, EngineOptions("UMBPStoreConnector", "umbp.vllm.runtime", extra))
+def store(daemon: Daemon) -> Iterator[Store]:
+    store = Store(daemon, reference_descriptor(NAMESPACE), NAMESPACE)
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def first(model: Path, daemon: Daemon) -> Iterator[Engine]:
+    engine = start(model, daemon, {"load_async": True})
     yield engine
     engine.close()
 
 
-def test_shared_prefixes_are_loaded_and_the_tokens_stay(engine: Engine, plain: Plain) -> None:
-    cached = []
-    for prompt, expected in ((A, plain.a), (A, plain.a), (B, plain.b), (A, plain.a)):
-        engine.forget()
-        answer = engine.one(prompt)
-        assert answer.tokens == expected
-        cached.append(answer.cached)
-    assert cached == [0, 288, 192, 288]
+class TestAsynchronousLoads(PrefixChecks):
+    @pytest.fixture
+    def engine(self, first: Engine) -> Engine:
+        return first
+
+
+class TestSynchronousLoads(PrefixChecks, PreemptionChecks):
+    stores_behind_a_load = False
+
+    @pytest.fixture(scope="class")
+    def engine(self, model: Path, daemon: Daemon) -> Iterator[Engine]:
+        engine = start(model, daemon, {"load_async": False}, blocks=30)
+        yield engine
+        engine.close()
+
+    def test_a_second_engine_hits_what_the_first_stored(self, first: Engine, engine: Engine, plain: Plain) -> None:
+        first.one(A)
+        answer = engine.one(A)
+        assert (answer.tokens, answer.cached) == (plain.a, 288)
+
+
+class TestWithoutPrefixCache(NoPrefixCacheChecks):
+    @pytest.fixture(scope="class")
+    def daemon(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+        daemon = Daemon(tmp_path_factory.mktemp("late"))
+        yield daemon
+        daemon.stop()
+
+    @pytest.fixture(scope="class")
+    def engine(self, model: Path, daemon: Daemon) -> Iterator[Engine]:
+        engine = start(model, daemon, {}, prefix_caching=False, blocks=30)
+        yield engine
+        engine.close()
