@@ -81,7 +81,7 @@ class PrefixChecks:
                 engine.one(A)
                 daemon.kill()
                 daemon.start()
-                daemon.await_engine()
+                daemon.await_engines()
             engine.forget()
             answer = engine.one(prompt)
             assert answer.tokens == plain.a
@@ -96,7 +96,7 @@ class PrefixChecks:
         engine.forget()
         run = engine.generate([A], at_step={2: daemon.kill, 6: daemon.start})
         assert run.answers[0].tokens == plain.a
-        daemon.await_engine()
+        daemon.await_engines()
         for expected in (0, 288):
             engine.forget()
             answer = engine.one(A)
@@ -114,7 +114,7 @@ class PrefixChecks:
             assert [answer.tokens for answer in run.answers] == [plain.a, plain.b]
             assert run.step_s < STEP_S_MAX
             daemon.start()
-            daemon.await_engine()
+            daemon.await_engines()
             engine.forget()
 
     def test_a_hung_daemon_holds_no_step_up(self, engine: Engine, daemon: Daemon, plain: Plain) -> None:
@@ -132,7 +132,7 @@ class PrefixChecks:
             assert run.step_s < STEP_S_MAX
         finally:
             daemon.hang(False)
-        daemon.await_engine()
+        daemon.await_engines()
         engine.forget()
         engine.one(A)
         engine.forget()
@@ -149,7 +149,7 @@ class PrefixChecks:
             daemon.hang(False)
         assert [answer.tokens for answer in run.answers] == [plain.a, plain.b]
         assert run.step_s < STEP_S_MAX
-        daemon.await_engine()
+        daemon.await_engines()
 
 
 class PreemptionChecks:
@@ -177,7 +177,7 @@ class NoPrefixCacheChecks:
     ) -> None:
         assert engine.one(A).tokens == plain.a
         daemon.start()
-        daemon.await_engine()
+        daemon.await_engines()
         cached = []
         for prompt, expected in ((A, plain.a), (A, plain.a), (B, plain.b), (A, plain.a)):
             answer = engine.one(prompt)

@@ -26,6 +26,8 @@ class Daemon:
             f'[daemon]\nsocket = "{self.socket}"\nadmin = "off"\n'
             f'[[tier]]\nname = "dram"\nbackend = "dram"\ncapacity = "{capacity}"\n'
         )
+        self.engines = 0
+        """Engines that are to be attached."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -62,21 +64,21 @@ class Daemon:
 
     def status(self) -> dict[str, Any]:
         """What `umbp status` says."""
-        command = [program("umbp"), "--socket", str(self.socket), "status", "--json"]
+        command = [str(program("umbp")), "--socket", str(self.socket), "status", "--json"]
         output = subprocess.run(command, capture_output=True, check=True, timeout=30)
         status: dict[str, Any] = json.loads(output.stdout)
         return status
 
-    def await_engine(self) -> None:
-        """Waits until an engine's scheduler and worker are attached."""
+    def await_engines(self) -> None:
+        """Waits until scheduler and worker of all engines are attached."""
         deadline = time.monotonic() + START_S
-        wanted = {"vllm scheduler", "vllm worker"}
+        names: list[str] = []
         while time.monotonic() < deadline:
-            names = {session["client"] for session in self.status()["sessions"] if session["open"]}
-            if wanted <= names:
+            names = [session["client"] for session in self.status()["sessions"] if session["open"]]
+            if all(names.count(f"vllm {role}") >= self.engines for role in ("scheduler", "worker")):
                 return
             time.sleep(0.05)
-        raise TimeoutError(f"attached are {sorted(names)}, expected {sorted(wanted)}")
+        raise TimeoutError(f"attached are {sorted(names)}, expected {self.engines} schedulers and workers")
 
     def _end(self, how: signal.Signals) -> None:
         assert self._process is not None

@@ -26,7 +26,7 @@ class Host:
                 kv_connector=options.connector,
                 kv_connector_module_path=options.module,
                 kv_role="kv_both",
-                kv_load_failure_policy=options.policy,
+                kv_load_failure_policy=options.policy,  # type: ignore[arg-type]
                 kv_connector_extra_config=dict(options.extra),
             )
         self._llm = LLM(
@@ -68,7 +68,7 @@ class Host:
         before = self._preemptions()
         engine.step = observed  # type: ignore[method-assign]
         try:
-            outputs = self._llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+            outputs = self._llm.generate(prompts, params, use_tqdm=False)
         finally:
             engine.step = original  # type: ignore[method-assign]
         answers = [Answer(tuple(o.outputs[0].token_ids), o.num_cached_tokens or 0) for o in outputs]

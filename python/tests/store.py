@@ -24,6 +24,18 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
+def gather(news: Callable[[], Sequence[str]]) -> list[str]:
+    """The first news that is any."""
+    taken: list[str] = []
+
+    def any_news() -> bool:
+        taken.extend(news())
+        return bool(taken)
+
+    wait_for(any_news, "news")
+    return taken
+
+
 class Store:
     """Names blocks by their hashes; rank 0, group 0."""
 

@@ -1,6 +1,7 @@
 """vLLM's own UMBPStoreConnector on umbpd, one process."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ from umbp.vllm.session import reference_descriptor
 NAMESPACE = "reference"
 
 
-def start(model: Path, daemon: Daemon, extra: dict[str, Any], **how: Any) -> Engine:
+@contextmanager
+def running(model: Path, daemon: Daemon, extra: dict[str, Any], **how: Any) -> Iterator[Engine]:
     own = {"socket": str(daemon.socket), "key_namespace": NAMESPACE, "timeout_ms": TIMEOUT_MS, "hold_ms": HOLD_MS}
-    return Engine(model, EngineOptions("UMBPStoreConnector", "umbp.vllm.runtime", own | extra, **how))
+    engine = Engine(model, EngineOptions("UMBPStoreConnector", "umbp.vllm.runtime", own | extra, **how))
+    daemon.engines += 1
+    yield engine
+    daemon.engines -= 1
+    engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +36,8 @@ def store(daemon: Daemon) -> Iterator[Store]:
 
 @pytest.fixture(scope="module")
 def first(model: Path, daemon: Daemon) -> Iterator[Engine]:
-    engine = start(model, daemon, {"load_async": True})
-    yield engine
-    engine.close()
+    with running(model, daemon, {"load_async": True}) as engine:
+        yield engine
 
 
 class TestAsynchronousLoads(PrefixChecks):
@@ -46,12 +51,15 @@ class TestSynchronousLoads(PrefixChecks, PreemptionChecks):
 
     @pytest.fixture(scope="class")
     def engine(self, model: Path, daemon: Daemon) -> Iterator[Engine]:
-        engine = start(model, daemon, {"load_async": False}, blocks=30)
-        yield engine
-        engine.close()
+        with running(model, daemon, {"load_async": False}, blocks=30) as engine:
+            yield engine
 
-    def test_a_second_engine_hits_what_the_first_stored(self, first: Engine, engine: Engine, plain: Plain) -> None:
-        first.one(A)
+    def test_a_second_engine_hits_what_the_first_stored(
+        self, first: Engine, engine: Engine, store: Store, plain: Plain
+    ) -> None:
+        first.forget()
+        assert first.one(A).cached == 0
+        store.await_blocks(first.hashes(A))
         answer = engine.one(A)
         assert (answer.tokens, answer.cached) == (plain.a, 288)
 
@@ -65,6 +73,5 @@ class TestWithoutPrefixCache(NoPrefixCacheChecks):
 
     @pytest.fixture(scope="class")
     def engine(self, model: Path, daemon: Daemon) -> Iterator[Engine]:
-        engine = start(model, daemon, {}, prefix_caching=False, blocks=30)
-        yield engine
-        engine.close()
+        with running(model, daemon, {}, prefix_caching=False, blocks=30) as engine:
+            yield engine

@@ -18,11 +18,25 @@ pub(crate) fn test(arguments: &[String]) -> Result {
     let engine = PathBuf::from(String::from_utf8_lossy(&printed.stdout).trim());
     let wheel = wheel::wheel(Profile::Dev, &engine.join("bin/maturin").display().to_string())?;
     let python = environment(&engine, &wheel)?;
+    lint(&engine, &python)?;
     let mut command = Command::new(&python);
     command.args(["-m", "pytest", "--durations=0", "-v"]).args(arguments);
     command.current_dir(shell::root().join("python/tests"));
     command.env("UMBP_TEST_MODEL", engine.join("tiny-model")).env_remove("PYTHONPATH");
     shell::run(&mut command)
+}
+
+/// Style and types.
+fn lint(engine: &Path, python: &Path) -> Result {
+    let folder = shell::root().join("python");
+    let tool = |name: &str| {
+        let mut command = Command::new(engine.join("bin").join(name));
+        command.current_dir(&folder);
+        command
+    };
+    shell::run(tool("ruff").args(["check", "--quiet", "."]))?;
+    shell::run(tool("ruff").args(["format", "--quiet", "--check", "."]))?;
+    shell::run(tool("mypy").arg("--python-executable").arg(python).args(["umbp", "tests"]))
 }
 
 /// An environment that sees the engine's packages and has the wheel of its own; answers its interpreter.

@@ -2,36 +2,56 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-REQUESTS_MAX = 4096
-"""Requests remembered; the one longest without news is forgotten, and its next blocks begin a chain of their own."""
+KEYS_MAX = 65_536
+"""Keys remembered, all requests together; beyond it the requests longest without news are forgotten, and their next
+blocks begin chains of their own."""
+
+
+@dataclass
+class _Chain:
+    """The blocks of one request and group, the root first."""
+
+    keys: list[str] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=dict)
+
+    def add(self, key: str) -> tuple[str | None, int]:
+        """A known block keeps its place: a preempted request comes again from its start."""
+        place = self.places.setdefault(key, len(self.keys))
+        if place == len(self.keys):
+            self.keys.append(key)
+        return (self.keys[place - 1] if place else None), place
 
 
 class Chains:
-    """The last block of each request and group that was loaded or stored: its key and its depth."""
+    """What each request has loaded and stored, in order."""
 
     def __init__(self) -> None:
-        self._tails: OrderedDict[str, dict[int, tuple[str, int]]] = OrderedDict()
+        self._requests: OrderedDict[str, dict[int, _Chain]] = OrderedDict()
+        self._keys = 0
 
     def extend(self, request: str, keys: Sequence[str], groups: Sequence[int]) -> tuple[list[str | None], list[int]]:
         """Takes a request's next blocks, in order; answers each one's parent (none = a root) and depth."""
-        tails = self._tails.setdefault(request, {})
-        self._tails.move_to_end(request)
-        if len(self._tails) > REQUESTS_MAX:
-            self._tails.popitem(last=False)
+        chains = self._requests.setdefault(request, {})
+        self._requests.move_to_end(request)
+        before = _count(chains)
         parents: list[str | None] = []
         depths: list[int] = []
         for key, group in zip(keys, groups, strict=True):
-            tail = tails.get(group)
-            parent, depth = (tail[0], tail[1] + 1) if tail is not None else (None, 0)
-            if parent == key:  # the same block again, after a preemption
-                parent, depth = None, 0
-            tails[group] = (key, depth)
+            parent, depth = chains.setdefault(group, _Chain()).add(key)
             parents.append(parent)
             depths.append(depth)
+        self._keys += _count(chains) - before
+        while self._keys > KEYS_MAX:
+            self._keys -= _count(self._requests.popitem(last=False)[1])
         return parents, depths
 
     def restart(self, request: str, keys: Sequence[str], groups: Sequence[int]) -> None:
         """Takes the blocks that a request is restored with."""
-        self._tails.pop(request, None)
+        self._keys -= _count(self._requests.pop(request, {}))
         self.extend(request, keys, groups)
+
+
+def _count(chains: dict[int, _Chain]) -> int:
+    return sum(len(chain.keys) for chain in chains.values())

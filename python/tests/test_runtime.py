@@ -1,0 +1,165 @@
+"""umbpd behind the runtime protocol of UMBPStoreConnector, with tensors of the CPU and no engine."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from daemon import Daemon
+from store import gather, wait_for
+from vllm.distributed.kv_transfer.kv_connector.v1.umbp.data import (
+    BlockLoadBatch,
+    BlockStoreBatch,
+    BlockTransferPlan,
+    KVLayoutPlanner,
+    KVRegion,
+    RankTopology,
+    TransferJobState,
+    TransferJobStatus,
+)
+
+from umbp.vllm.runtime import SchedulerHandle, UmbpdRuntime, WorkerHandle
+from umbp.vllm.session import SessionOptions
+
+BLOCKS, NUMBERS = 16, 256
+LAYERS = ("first", "second")
+STRIDE = NUMBERS * 4
+
+
+def key(number: int) -> str:
+    return f"umbp:vllm:v1:runtime:tp0:pcp0:dcp0:pp0:g0:{number:064x}"
+
+
+def batch(numbers: list[int], blocks: list[int]) -> BlockLoadBatch:
+    return BlockLoadBatch([key(n) for n in numbers], blocks, [0] * len(blocks), "request")
+
+
+def stores(numbers: list[int], blocks: list[int]) -> BlockStoreBatch:
+    count = len(blocks)
+    hashes = [n.to_bytes(32, "big") for n in numbers]
+    return BlockStoreBatch(
+        [key(n) for n in numbers], blocks, [0] * count, hashes, [None] * count, [()] * count, [16] * count, "request"
+    )
+
+
+class Worker:
+    """A worker's handle, its tensors, and the reference's own plan of ranges."""
+
+    def __init__(self, runtime: UmbpdRuntime) -> None:
+        self.planner = KVLayoutPlanner(
+            [KVRegion(layer, 0, STRIDE, STRIDE, index * STRIDE) for index, layer in enumerate(LAYERS)]
+        )
+        topology = RankTopology()
+        self.handle: WorkerHandle = runtime.create_worker_handle("runtime", topology, self.planner.describe(topology))
+        self.tensors = {layer: torch.randn(BLOCKS, NUMBERS) for layer in LAYERS}
+        self.planner.register_kv_caches(self.tensors)
+        self.handle.register_buffers(self.tensors)
+
+    def block(self, block: int) -> list[list[float]]:
+        return [self.tensors[layer][block].tolist() for layer in LAYERS]
+
+    def plan(self, number: int, block: int) -> BlockTransferPlan:
+        return self.planner.materialize(BlockTransferPlan(key(number), block, request_id="request", group_id=0))
+
+
+@pytest.fixture
+def runtime(daemon: Daemon) -> UmbpdRuntime:
+    return UmbpdRuntime(SessionOptions(str(daemon.socket), hold_ms=100, timeout_ms=1000))
+
+
+@pytest.fixture
+def scheduler(runtime: UmbpdRuntime) -> Iterator[SchedulerHandle]:
+    from vllm.distributed.kv_transfer.kv_connector.v1.umbp.data import KVLayoutDescriptor
+
+    topology = RankTopology()
+    handle = runtime.create_scheduler_handle("runtime", topology, KVLayoutDescriptor((), topology))
+    wait_for(handle.clear, "the end of all uses")
+    yield handle
+    handle.close()
+
+
+@pytest.fixture
+def worker(runtime: UmbpdRuntime, scheduler: SchedulerHandle) -> Iterator[Worker]:
+    worker = Worker(runtime)
+    yield worker
+    worker.handle.close()
+
+
+def finish(worker: Worker, job: TransferJobState | None) -> TransferJobState:
+    assert job is not None
+    assert job.status == TransferJobStatus.RUNNING
+    return worker.handle.wait(job)
+
+
+def test_columns_and_plain_plans_move_the_same_bytes(worker: Worker, scheduler: SchedulerHandle) -> None:
+    stored = finish(worker, worker.handle.store_blocks(stores([1, 2], [3, 4])))
+    assert stored.status == TransferJobStatus.COMPLETED
+    assert stored.completed_bytes == 4 * STRIDE
+    assert scheduler.lookup([key(1), key(2), key(3)]) == [True, True, False]
+    content = [worker.block(3), worker.block(4)]
+    finish(worker, worker.handle.load([worker.plan(1, 7), worker.plan(2, 8)]))
+    assert [worker.block(7), worker.block(8)] == content
+    finish(worker, worker.handle.store([worker.plan(5, 7)]))
+    finish(worker, worker.handle.load_blocks(batch([5, 2], [10, 11])))
+    assert [worker.block(10), worker.block(11)] == content
+
+
+def test_plans_without_ranges_are_taken_as_columns_and_others_declined(worker: Worker) -> None:
+    plain = [BlockTransferPlan(key(1), 3, request_id="request", group_id=0)]
+    stored = finish(worker, worker.handle.store_blocks(plain))
+    assert stored.plans == tuple(plain)
+    assert worker.handle.load_blocks([worker.plan(1, 3)]) is None
+    assert worker.handle.load_blocks([BlockTransferPlan(key(1), 3)]) is None
+
+
+def test_a_block_that_is_not_there_fails_alone(worker: Worker) -> None:
+    """A3."""
+    finish(worker, worker.handle.store_blocks(stores([1, 3], [1, 3])))
+    loaded = finish(worker, worker.handle.load_blocks(batch([1, 2, 3], [5, 6, 7])))
+    assert loaded.status == TransferJobStatus.FAILED
+    assert (loaded.completed_keys, loaded.failed_keys) == ({key(1), key(3)}, {key(2)})
+    assert loaded.failed_block_ids == {6}
+    assert loaded.error == "missed"
+
+
+def test_a_poll_answers_once_ended_and_again_what_it_answered(worker: Worker) -> None:
+    job = worker.handle.store_blocks(stores([1], [1]))
+    assert job is not None
+    wait_for(lambda: worker.handle.poll(job) is not None, "the end of a store")
+    assert job.status == TransferJobStatus.COMPLETED
+    assert worker.handle.poll(job) is job
+    assert worker.handle.wait(job) is job
+    assert worker.handle.cancel(job) is job
+    assert job.status == TransferJobStatus.COMPLETED
+
+
+def test_a_hung_daemon_ends_a_wait_in_time_with_failed_blocks(worker: Worker, daemon: Daemon) -> None:
+    """B7, D4."""
+    daemon.hang()
+    try:
+        job = worker.handle.load_blocks(batch([1, 2], [5, 6]))
+        assert job is not None
+        cancelled = worker.handle.load_blocks(batch([3], [7]))
+        assert cancelled is not None
+        assert worker.handle.cancel(cancelled).status == TransferJobStatus.CANCELLED
+        assert worker.handle.wait(job).failed_block_ids == {5, 6}
+    finally:
+        daemon.hang(False)
+
+
+def test_published_keys_are_reported_once_when_no_tier_has_them(worker: Worker, scheduler: SchedulerHandle) -> None:
+    finish(worker, worker.handle.store_blocks(stores([9], [1])))
+    job = finish(worker, worker.handle.store_blocks(stores([1, 2], [1, 2])))
+    worker.handle.publish(job)
+    assert worker.handle.take_evicted_keys() == []
+    wait_for(scheduler.clear, "the end of all uses")
+    assert sorted(gather(worker.handle.take_evicted_keys)) == [key(1), key(2)]
+    assert worker.handle.take_evicted_keys() == []
+
+
+def test_a_tensor_beyond_what_is_registered_is_refused_by_name(runtime: UmbpdRuntime) -> None:
+    planner = KVLayoutPlanner([KVRegion("first", 0, STRIDE, STRIDE, 0)])
+    topology = RankTopology()
+    handle = runtime.create_worker_handle("runtime", topology, planner.describe(topology))
+    with pytest.raises(ValueError, match='"first" is not registered'):
+        handle.register_buffers({"other": torch.zeros(BLOCKS, NUMBERS)})
+    handle.close()
