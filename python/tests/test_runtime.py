@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.umbp.data import (
     TransferJobStatus,
 )
 
+from umbp.vllm import staging
 from umbp.vllm.runtime import SchedulerHandle, UmbpdRuntime, WorkerHandle
 from umbp.vllm.session import SessionOptions
 
@@ -44,12 +45,13 @@ def stores(numbers: list[int], blocks: list[int]) -> BlockStoreBatch:
 class Worker:
     """A worker's handle, its tensors, and the reference's own plan of ranges."""
 
-    def __init__(self, runtime: UmbpdRuntime) -> None:
+    def __init__(self, runtime: UmbpdRuntime, staged: bool = False) -> None:
         self.planner = KVLayoutPlanner(
             [KVRegion(layer, 0, STRIDE, STRIDE, index * STRIDE) for index, layer in enumerate(LAYERS)]
         )
         topology = RankTopology()
         self.handle: WorkerHandle = runtime.create_worker_handle("runtime", topology, self.planner.describe(topology))
+        self.handle._staged = staged
         self.tensors = {layer: torch.randn(BLOCKS, NUMBERS) for layer in LAYERS}
         self.planner.register_kv_caches(self.tensors)
         self.handle.register_buffers(self.tensors)
@@ -80,6 +82,15 @@ def scheduler(runtime: UmbpdRuntime) -> Iterator[SchedulerHandle]:
 @pytest.fixture
 def worker(runtime: UmbpdRuntime, scheduler: SchedulerHandle) -> Iterator[Worker]:
     worker = Worker(runtime)
+    yield worker
+    worker.handle.close()
+
+
+@pytest.fixture
+def staged(runtime: UmbpdRuntime, scheduler: SchedulerHandle, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    """A worker whose tensors are moved as a device's are, through buffers of three blocks."""
+    monkeypatch.setattr(staging, "BUFFER_BYTES", 3 * 2 * STRIDE)
+    worker = Worker(runtime, staged=True)
     yield worker
     worker.handle.close()
 
@@ -163,3 +174,44 @@ def test_a_tensor_beyond_what_is_registered_is_refused_by_name(runtime: UmbpdRun
     with pytest.raises(ValueError, match='"first" is not registered'):
         handle.register_buffers({"other": torch.zeros(BLOCKS, NUMBERS)})
     handle.close()
+
+
+def test_blocks_through_buffers_are_those_of_direct_copies(worker: Worker, staged: Worker) -> None:
+    """More blocks than the buffers hold, from and to either side."""
+    numbers = list(range(1, 16))
+    blocks = [(3 * number) % 16 for number in numbers]
+    assert finish(staged, staged.handle.store_blocks(stores(numbers, blocks))).status == TransferJobStatus.COMPLETED
+    content = [staged.block(block) for block in blocks]
+    assert finish(worker, worker.handle.load_blocks(batch(numbers, numbers))).status == TransferJobStatus.COMPLETED
+    assert [worker.block(block) for block in numbers] == content
+    for tensor in staged.tensors.values():
+        tensor.zero_()
+    assert finish(staged, staged.handle.load_blocks(batch(numbers, numbers))).status == TransferJobStatus.COMPLETED
+    assert [staged.block(block) for block in numbers] == content
+
+
+def test_a_block_that_fails_through_buffers_fails_alone_and_is_not_touched(staged: Worker) -> None:
+    """A3."""
+    finish(staged, staged.handle.store_blocks(stores([1, 3], [1, 3])))
+    content = staged.block(1), staged.block(6), staged.block(3)
+    loaded = finish(staged, staged.handle.load_blocks(batch([1, 2, 3, 1], [5, 6, 7, 99])))
+    assert loaded.failed_block_ids == {5, 6, 99}, "a key that failed once has failed"
+    assert (staged.block(5), staged.block(6), staged.block(7)) == content
+
+
+def test_a_cancelled_job_through_buffers_ends_at_once(staged: Worker, daemon: Daemon) -> None:
+    """B7."""
+    daemon.hang()
+    try:
+        job = staged.handle.load_blocks(batch(list(range(1, 16)), list(range(1, 16))))
+        assert job is not None
+        assert staged.handle.poll(job) is None
+        assert staged.handle.cancel(job).status == TransferJobStatus.CANCELLED
+        assert len(job.failed_keys) == 15
+    finally:
+        daemon.hang(False)
+
+
+def test_ranges_of_a_device_are_failed_blocks(staged: Worker) -> None:
+    assert staged.handle.load([staged.plan(1, 4)]).failed_block_ids == {4}
+    assert staged.handle.store([staged.plan(1, 4)]).failed_keys == {key(1)}

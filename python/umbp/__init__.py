@@ -3,7 +3,7 @@
 Importing it starts no thread, opens nothing and touches no accelerator. The connector for vLLM is `umbp.vllm`.
 """
 
-from umbp._umbp import Client, JobResult, Layout, __version__, default_socket
+from umbp._umbp import Client, Embedded, JobResult, Layout, __version__, default_socket
 from umbp.programs import program
 
-__all__ = ["Client", "JobResult", "Layout", "__version__", "default_socket", "program"]
+__all__ = ["Client", "Embedded", "JobResult", "Layout", "__version__", "default_socket", "program"]

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 
 __version__: str
 
-def default_socket() -> str:
+def default_socket() -> Path:
     """Where umbpd listens, and its clients look, if they are told nothing."""
 
 class JobResult:
@@ -101,3 +102,26 @@ class Client:
 
     def close(self) -> None:
         """When it returns, no thread touches registered memory any more."""
+
+class Embedded:
+    """This process's part in an engine's own daemon: the first process of a socket serves, the others attach to it.
+
+    `config` is a deployment's file (none = the default one), `socket` wins over it, `program` is the umbpd whose
+    `../plugins` holds the backends. Returns when the daemon is up. ValueError: the deployment is wrong; RuntimeError:
+    the daemon does not come up.
+    """
+
+    def __init__(
+        self,
+        config: str | PathLike[str] | None,
+        socket: str | PathLike[str] | None,
+        program: str | PathLike[str],
+    ) -> None: ...
+    @property
+    def socket(self) -> Path: ...
+    @property
+    def about(self) -> str: ...
+    @property
+    def serves(self) -> bool: ...
+    def stop(self) -> None:
+        """Drains and stops what this process serves; nothing where it does not."""

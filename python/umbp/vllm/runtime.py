@@ -25,6 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.umbp.data import BlockLoadBatc
 from umbp import JobResult, Layout
 from umbp.vllm.chains import Chains
 from umbp.vllm.session import Session, SessionOptions, reference_descriptor
+from umbp.vllm.staging import Result, Staging, Transfers
 
 __all__ = ["SchedulerHandle", "UMBPStoreConnector", "UmbpdRuntime", "WorkerHandle", "register", "settle"]
 
@@ -65,9 +66,12 @@ class SchedulerHandle:
 class WorkerHandle:
     """Loads and stores for the connector's worker side."""
 
-    def __init__(self, session: Session, layout: KVLayoutDescriptor) -> None:
+    def __init__(self, session: Session, layout: KVLayoutDescriptor, staged: bool = False) -> None:
+        """`staged`: through host buffers, as for tensors of a device."""
         self._session = session
         self._client = session.client
+        self._transfers: Transfers = session.client
+        self._staged = staged
         self._descriptor = layout
         self._layout: Layout | None = None
         self._tensors: list[torch.Tensor] = []  # kept as long as a copy thread may touch them
@@ -77,22 +81,22 @@ class WorkerHandle:
 
     def register_buffers(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Registers each allocation once, and where blocks lie in it."""
-        devices = {str(tensor.device) for tensor in kv_caches.values() if tensor.device.type != "cpu"}
-        if devices:
-            raise NotImplementedError(f"KV caches on {sorted(devices)}: use the connector UmbpConnector")
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kv_caches.values()}
-        for address, length in storages.items():
-            self._client.register(address, length)
         self._tensors = list(kv_caches.values())
-        if not self._descriptor.regions:
-            return
-        self._layout = Layout(
-            [
-                (region.layer_name, region.group_id, region.block_stride, region.block_bytes, region.object_offset)
-                for region in self._descriptor.regions
-            ],
+        regions = self._descriptor.regions
+        layout = Layout(
+            [(r.layer_name, r.group_id, r.block_stride, r.block_bytes, r.object_offset) for r in regions],
             {name: (t.data_ptr(), t.stride(0) * t.element_size()) for name, t in kv_caches.items()},
         )
+        if self._staged or any(tensor.device.type != "cpu" for tensor in kv_caches.values()):
+            if not regions:
+                raise ValueError("the KV caches are on a device, and the layout names no region of them")
+            groups = sorted({region.group_id for region in regions})
+            self._transfers = Staging(self._client, layout, kv_caches, groups)
+        else:
+            storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kv_caches.values()}
+            for address, length in storages.items():
+                self._client.register(address, length)
+        self._layout = layout if regions else None
 
     def load_blocks(self, plans: Batch) -> TransferJobState | None:
         """Whole blocks by number; none = ask in the plain form."""
@@ -101,7 +105,7 @@ class WorkerHandle:
             return None
         keys, block_ids, groups, request = columns
         self._chains.restart(request, keys, groups)
-        job = self._client.load_blocks(self._layout, keys, block_ids, groups)
+        job = self._transfers.load_blocks(self._layout, keys, block_ids, groups)
         return self._keep(plans, job)
 
     def store_blocks(self, plans: Batch) -> TransferJobState | None:
@@ -111,17 +115,21 @@ class WorkerHandle:
             return None
         keys, block_ids, groups, request = columns
         parents, depths = self._chains.extend(request, keys, groups)
-        job = self._client.store_blocks(self._layout, keys, block_ids, groups, parents, depths)
+        job = self._transfers.store_blocks(self._layout, keys, block_ids, groups, parents, depths)
         return self._keep(plans, job)
 
     def load(self, plans: Batch) -> TransferJobState:
-        """Begins to load the plans' ranges."""
+        """Begins to load the plans' ranges, which are in memory of the host."""
         keys, ranges = _ranges(plans)
+        if self._on_device:
+            return _failed(plans)
         return self._keep(plans, self._client.load(keys, ranges))
 
     def store(self, plans: Batch) -> TransferJobState:
-        """Begins to store the plans' ranges."""
+        """Begins to store the plans' ranges, which are in memory of the host."""
         keys, ranges = _ranges(plans)
+        if self._on_device:
+            return _failed(plans)
         groups = [plan.group_id or 0 for plan in plans]
         request = next((plan.request_id for plan in plans if plan.request_id), "")
         parents, depths = self._chains.extend(request, keys, groups)
@@ -140,7 +148,7 @@ class WorkerHandle:
         entry = self._jobs.get(id(job))
         if entry is None:
             return job
-        self._client.cancel(entry[1])
+        self._transfers.cancel(entry[1])
         ended = self._take(job, 2 * self._session.options.timeout_ms)
         if ended is None:
             raise RuntimeError("a cancelled job still touches engine memory: it cannot be given back")
@@ -171,6 +179,10 @@ class WorkerHandle:
         self._jobs.clear()
         self._tensors.clear()
 
+    @property
+    def _on_device(self) -> bool:
+        return self._transfers is not self._client
+
     def _columns(self, plans: Batch) -> tuple[list[str], list[int], list[int], str] | None:
         if isinstance(plans, BlockLoadBatch | BlockStoreBatch):
             return plans.keys, plans.block_ids, plans.group_ids, plans.request_id
@@ -191,7 +203,7 @@ class WorkerHandle:
         entry = self._jobs.get(id(state))
         if entry is None:
             return state
-        result = self._client.wait(entry[1], timeout_ms)
+        result = self._transfers.wait(entry[1], timeout_ms)
         if result is None:
             return None
         del self._jobs[id(state)]
@@ -199,7 +211,7 @@ class WorkerHandle:
         return state
 
 
-def settle(state: TransferJobState, result: JobResult) -> None:
+def settle(state: TransferJobState, result: JobResult | Result) -> None:
     """Writes a job's results into its state: completed or failed, key by key."""
     named = list(zip(state.keys, result.results, strict=True))
     state.plan_bytes = tuple(result.bytes)
@@ -212,6 +224,14 @@ def settle(state: TransferJobState, result: JobResult) -> None:
         state.fail(sorted(failed), result.error or ", ".join(words))
     if "cancelled" in result.results:
         state.cancel()
+
+
+def _failed(plans: Batch) -> TransferJobState:
+    """Ranges of a device's memory are not moved; whole blocks are, and the connector asks for them first."""
+    state = TransferJobState(tuple(plans))
+    state.start()
+    state.fail([plan.key for plan in plans], "ranges in a device's memory")
+    return state
 
 
 def _ranges(plans: Iterable[BlockTransferPlan]) -> tuple[list[str], list[list[tuple[int, int]]]]:

@@ -20,7 +20,7 @@ const MAY_USE: [(&str, &[&str]); 18] = [
     ("umbp-plugin-remote", &["umbp-backend-remote", "umbp-plugin-api"]),
     ("umbpd", &["umbp-config", "umbp-connector-core", "umbp-plugin-api", "umbp-protocol"]),
     ("umbp-cli", &["umbp-client", "umbp-config", "umbp-connector-core", "umbp-plugin-api", "umbp-protocol", "umbpd"]),
-    ("umbp-python", &["umbp-client", "umbp-config", "umbp-connector-core", "umbp-protocol"]),
+    ("umbp-python", &["umbp-client", "umbp-config", "umbp-connector-core", "umbp-protocol", "umbpd"]),
     ("umbp-fuzz", &["umbp-backend-nvme", "umbp-connector-core", "umbp-protocol", "umbp-config"]),
     ("xtask", &[]),
 ];

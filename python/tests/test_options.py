@@ -1,0 +1,68 @@
+"""What kv_connector_extra_config may say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from umbp.vllm import identity
+from umbp.vllm.options import ConnectorOptions, OptionError, check_policy
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"sockett": "/x"}, "no option 'sockett': did you mean 'socket'?"),
+        ({"load_asynch": True}, "did you mean 'load_async'?"),
+        ({"zzz": 1}, "known are socket, mode, config"),
+        ({"mode": "inline"}, "mode is 'inline': choose one of standalone, embedded"),
+        ({"load_async": 1}, "load_async is 1: expected true or false"),
+        ({"timeout_ms": True}, "timeout_ms is True: expected a whole number"),
+        ({"timeout_ms": "5s"}, "timeout_ms is '5s': expected a whole number"),
+        ({"timeout_ms": 0}, "timeout_ms is 0: choose 1 to 3600000 milliseconds"),
+        ({"hold_ms": -1}, "hold_ms is -1: choose 0 to 3600000 milliseconds"),
+        ({"num_copy_threads": 65}, "num_copy_threads is 65: choose 1 to 64"),
+        ({"socket": ""}, "socket is empty"),
+        ({"key_namespace": ""}, "key_namespace is empty"),
+        ({"config": "umbpd.toml"}, "config is 'umbpd.toml' in mode 'standalone'"),
+        ({"mode": "embedded", "config": "/nowhere/umbpd.toml"}, "config is '/nowhere/umbpd.toml': no such file"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_its_remedy(given: dict[str, object], message: str) -> None:
+    """J1."""
+    with pytest.raises(OptionError, match=re.escape(message)):
+        ConnectorOptions.read(given)
+
+
+def test_what_is_given_is_taken_and_the_rest_has_its_default(tmp_path: Path) -> None:
+    file = tmp_path / "umbpd.toml"
+    file.touch()
+    options = ConnectorOptions.read({"mode": "embedded", "config": str(file), "hold_ms": 0, "socket": None})
+    assert options == ConnectorOptions(mode="embedded", config=str(file), hold_ms=0)
+    assert options.session("/a/socket").socket == "/a/socket"
+    assert options.session().timeout_ms == 5000
+
+
+@pytest.mark.parametrize("policy", ["fail", None, "Recompute"])
+def test_a_policy_that_fails_requests_is_refused_unless_allowed(policy: str | None) -> None:
+    with pytest.raises(OptionError, match='kv_load_failure_policy="recompute"'):
+        check_policy(policy, allowed=False)
+    check_policy(policy, allowed=True)
+    check_policy("recompute", allowed=False)
+
+
+def test_hashes_that_differ_in_each_process_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H1."""
+    from vllm.v1.core import kv_cache_utils
+
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    identity.check_hashes("sha256")
+    identity.check_hashes("sha256_cbor")
+    with pytest.raises(identity.UnstableHashes, match="PYTHONHASHSEED=0"):
+        identity.check_hashes("xxhash")
+    # An engine that knows no fixed seed.
+    monkeypatch.delattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED")
+    with pytest.raises(identity.UnstableHashes, match="sha256"):
+        identity.check_hashes("sha256")
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    identity.check_hashes("xxhash")
