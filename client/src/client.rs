@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use umbp_connector_core::key::LocalKey;
-use umbp_protocol::message::{Found, KEYS_PER_MESSAGE_MAX, MissReason, Reply, Request, Welcome, WireKey};
+use umbp_protocol::message::{KEYS_PER_MESSAGE_MAX, Reply, Request, Welcome, WireKey};
 
 use crate::clock::{after, now_ns};
 use crate::events::ClientEvent;
@@ -84,7 +84,7 @@ impl Client {
         Ok(Self { running: ManuallyDrop::new(Running { shared, keeper, copiers }) })
     }
 
-    fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.running.shared
     }
 
@@ -92,6 +92,11 @@ impl Client {
     pub fn welcome(&self) -> Option<Welcome> {
         self.shared().check_process().ok()?;
         self.shared().session().map(|session| session.welcome.clone())
+    }
+
+    /// Why there is no session now; none while there is one.
+    pub fn detached(&self) -> Option<Error> {
+        self.shared().check_process().and_then(|()| self.shared().require_session()).err()
     }
 
     /// Waits until there is a session; false when `timeout` passed first.
@@ -218,38 +223,6 @@ impl Client {
         }
     }
 
-    /// Which keys are there? One answer per key. Without a session, or without an answer in time, all are misses.
-    /// With `hold_ms` above 0 hits are held so long, within the session's budget.
-    pub fn lookup(&self, keys: &[LocalKey], hold_ms: u32) -> Vec<Found> {
-        let shared = self.shared();
-        if shared.check_process().is_err() {
-            return vec![Found::Miss(MissReason::TierDown); keys.len()];
-        }
-        shared.counters.add(Counter::KeysLookedUp, keys.len() as u64);
-        let mut found = Vec::with_capacity(keys.len());
-        if let Some(session) = shared.session() {
-            let request = |keys| Request::Lookup { hold_ms, keys };
-            let answers = self.ask_in_parts(&session, keys, request);
-            for (answer, part) in answers.into_iter().zip(keys.chunks(KEYS_PER_MESSAGE_MAX)) {
-                match answer {
-                    Ok(Reply::Lookup { found: part_found }) if part_found.len() == part.len() => {
-                        found.extend(part_found)
-                    }
-                    Ok(Reply::Lookup { .. }) => {
-                        session.lose(Error::SessionLost("a Lookup's answer has another length".to_owned()));
-                        break;
-                    }
-                    _ => break,
-                }
-            }
-        }
-        shared.counters.add(Counter::LookupsUnanswered, (keys.len() - found.len()) as u64);
-        found.resize(keys.len(), Found::Miss(MissReason::TierDown));
-        let hits = found.iter().filter(|found| matches!(found, Found::Hit { .. })).count();
-        shared.counters.add(Counter::KeysFound, hits as u64);
-        found
-    }
-
     /// Asks in messages of bounded size, all sent before the first answer is awaited.
     fn ask_in_parts(
         &self,
@@ -258,6 +231,7 @@ impl Client {
         request: impl Fn(Vec<WireKey>) -> Request,
     ) -> Vec<Result<Reply, Error>> {
         let namespace = session.namespace();
+        let end = session.answer_due();
         let ask = |part: &[LocalKey]| {
             let (sender, receiver) = mpsc::sync_channel(1);
             let keys = part.iter().map(|key| WireKey { namespace, local: key.to_bytes() }).collect();
@@ -268,8 +242,7 @@ impl Client {
             receiver
         };
         let receivers: Vec<_> = keys.chunks(KEYS_PER_MESSAGE_MAX).map(ask).collect();
-        let lost = |_| Err(Error::SessionLost("the answer was dropped".to_owned()));
-        receivers.into_iter().map(|receiver| receiver.recv().unwrap_or_else(lost)).collect()
+        receivers.iter().map(|receiver| session.receive(receiver, end)).collect()
     }
 
     /// Gives up this session's holds on keys, or all of them where `keys` is empty; answers how many.
@@ -284,6 +257,20 @@ impl Client {
             Reply::Unhold { count } => Ok(sum + count),
             _ => Err(wrong_answer(&session, "Unhold")),
         })
+    }
+
+    /// Gives up this session's holds on keys, without waiting for the answer. None is named: nothing is done.
+    pub fn give_up_holds(&self, keys: &[LocalKey]) {
+        if self.shared().check_process().is_err() {
+            return;
+        }
+        // Without a session there is no hold.
+        let Some(session) = self.shared().session() else { return };
+        let namespace = session.namespace();
+        for part in keys.chunks(KEYS_PER_MESSAGE_MAX) {
+            let keys = part.iter().map(|key| WireKey { namespace, local: key.to_bytes() }).collect();
+            session.tell(&Request::Unhold { keys });
+        }
     }
 
     /// Forgets all blocks of this client's namespace that are not in use; those in use are counted.

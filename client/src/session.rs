@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use umbp_protocol::frame::Decoder;
 use umbp_protocol::message::{LeaseId, NamespaceId, Reply, Request, SegmentId, Welcome};
@@ -26,6 +26,8 @@ use crate::shared::Shared;
 
 /// Most requests that wait for their answers; a further one is refused as [`Error::Busy`].
 pub(crate) const CALLS_MAX: usize = 16_384;
+/// The keeper is woken at a call's deadline; after this much more, who waits for the call looks for itself.
+const KEEPER_LATE_MS: u64 = 10;
 /// Bytes of one read from the socket.
 pub(crate) const READ_BYTES: usize = 64 << 10;
 
@@ -173,13 +175,30 @@ impl Session {
     /// Sends a request and waits for its answer.
     pub(crate) fn ask(&self, request: &Request) -> Result<Reply, Error> {
         let (sender, receiver) = mpsc::sync_channel(1);
+        let end = self.answer_due();
         self.call(
             request,
             Box::new(move |answer| {
                 let _ = sender.send(answer);
             }),
         );
-        receiver.recv().unwrap_or_else(|_| Err(Error::SessionLost("the answer was dropped".to_owned())))
+        self.receive(&receiver, end)
+    }
+
+    /// When whoever asks now stops waiting. The keeper ends the session a moment before; it may itself be held up by a
+    /// daemon that does not read.
+    pub(crate) fn answer_due(&self) -> Instant {
+        Instant::now() + self.call_timeout + Duration::from_millis(KEEPER_LATE_MS)
+    }
+
+    /// Waits for an answer until then; one that is not there ends the session.
+    pub(crate) fn receive(&self, answer: &mpsc::Receiver<Result<Reply, Error>>, end: Instant) -> Result<Reply, Error> {
+        let left = || end.saturating_duration_since(Instant::now());
+        let received = answer.recv_timeout(left()).or_else(|_| {
+            self.check_calls(now_ns());
+            answer.try_recv()
+        });
+        received.unwrap_or_else(|_| Err(Error::SessionLost("the answer was late, or dropped".to_owned())))
     }
 
     /// Ends the session. The first cause counts.

@@ -182,6 +182,11 @@ impl Layout {
         self.layers.get(region as usize).map(String::as_str)
     }
 
+    /// The groups that have a layer, in order.
+    pub fn groups(&self) -> impl Iterator<Item = GroupId> {
+        self.groups.iter().map(|(group, _)| *group)
+    }
+
     /// Bytes of a block: of one group, or of all groups together.
     pub fn object_bytes(&self, group: Option<GroupId>) -> Option<u64> {
         match group {

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod away;
 mod child;
 mod daemon_death;
 mod embedded;
@@ -13,6 +14,8 @@ mod holds;
 mod jobs;
 mod killed_clients;
 mod rig;
+mod runtime;
 mod start;
 mod stopped;
 mod strangers;
+mod worker;

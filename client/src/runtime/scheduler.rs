@@ -1,0 +1,168 @@
+//! What a scheduler runs on: lookups that hold their hits, waited for or under way, and clear.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use umbp_connector_core::key::LocalKey;
+use umbp_protocol::message::Found;
+
+use super::holds::Holds;
+use super::notice::{Notice, Watch};
+use super::options::RuntimeOptions;
+use crate::client::Client;
+use crate::lookup::Lookup;
+use crate::options::Error;
+
+/// Lookups under way; one beyond it is unanswered at once.
+pub const LOOKUPS_MAX: usize = 4096;
+
+/// A lookup under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LookupId(pub u64);
+
+/// There is no answer: the daemon is away, or did not answer in time. To be taken as a miss of every key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the daemon has not answered the lookup: taken as a miss")]
+pub struct Unanswered;
+
+/// Whether the hits of a lookup are kept from eviction until the load that may follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// They are, for the runtime's `hold`.
+    Hits,
+    /// They are not.
+    Nothing,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    keys: Vec<LocalKey>,
+    hold: Hold,
+    lookup: Option<Lookup>,
+}
+
+/// A scheduler's runtime. Dropping it ends its session.
+#[derive(Debug)]
+pub struct SchedulerRuntime {
+    client: Client,
+    socket: PathBuf,
+    hold_ms: u32,
+    timeout: Duration,
+    watch: Watch,
+    holds: Holds,
+    open: BTreeMap<u64, UnderWay>,
+    last: u64,
+}
+
+impl SchedulerRuntime {
+    /// Starts, with or without a daemon; waits a moment for one that is there.
+    pub fn start(options: &RuntimeOptions) -> Result<Self, Error> {
+        let client = Client::start(options.client())?;
+        client.wait_attached(options.first_attach());
+        Ok(Self {
+            client,
+            socket: options.socket.clone(),
+            hold_ms: options.hold_ms(),
+            timeout: options.timeout,
+            watch: Watch::default(),
+            holds: Holds::default(),
+            open: BTreeMap::new(),
+            last: 0,
+        })
+    }
+
+    /// The client below: counters, status, waiting for the daemon.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// News for people since the last call.
+    pub fn notice(&mut self) -> Option<Notice> {
+        self.watch.look(&self.client, &self.socket)
+    }
+
+    /// Which keys are there? Waits for the answer, at most the runtime's time-out.
+    pub fn lookup(&mut self, keys: &[LocalKey], hold: Hold) -> Result<Vec<bool>, Unanswered> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let end = Instant::now() + self.timeout;
+        let lookup = self.client.begin_lookup(keys, self.hold_ms(hold));
+        let answer = lookup.wait(end.saturating_duration_since(Instant::now()));
+        self.answer(keys, hold, answer.ok_or(Unanswered)?)
+    }
+
+    /// Asks, and returns at once; the answer is taken by [`Self::take`].
+    pub fn submit(&mut self, keys: &[LocalKey], hold: Hold) -> LookupId {
+        let room = self.open.len() < LOOKUPS_MAX;
+        let lookup = room.then(|| self.client.begin_lookup(keys, self.hold_ms(hold)));
+        self.last += 1;
+        self.open.insert(self.last, UnderWay { keys: keys.to_vec(), hold, lookup });
+        LookupId(self.last)
+    }
+
+    /// The answer, once; none while the lookup is under way. An unknown lookup is unanswered.
+    pub fn take(&mut self, id: LookupId) -> Option<Result<Vec<bool>, Unanswered>> {
+        let under_way = self.open.get(&id.0).and_then(|open| open.lookup.as_ref());
+        let answer = match under_way {
+            Some(lookup) => lookup.poll()?,
+            None => {
+                self.open.remove(&id.0);
+                return Some(Err(Unanswered));
+            }
+        };
+        let UnderWay { keys, hold, .. } = self.open.remove(&id.0)?;
+        Some(self.answer(&keys, hold, answer))
+    }
+
+    /// Gives a lookup up, and what it holds or is going to hold, as far as nobody else wants it.
+    pub fn cancel(&mut self, id: LookupId) {
+        if let Some(UnderWay { keys, hold: Hold::Hits, lookup: Some(_) }) = self.open.remove(&id.0) {
+            // The daemon takes requests of a session in their order: the hold is there when this comes.
+            self.client.give_up_holds(&self.holds.unwanted(&keys, Instant::now()));
+        }
+    }
+
+    /// The request that looked these up is over, or needs them no more.
+    pub fn unhold(&mut self, keys: &[LocalKey]) {
+        let free = self.holds.give_up(keys, Instant::now());
+        self.client.give_up_holds(&free);
+    }
+
+    /// Forgets all blocks of the namespace; false when some are in use, or the daemon is away.
+    pub fn clear(&mut self) -> bool {
+        self.holds.clear();
+        // In one go with the first, so that its own holds are in nobody's way.
+        let cleared = self.client.unhold(&[]).and_then(|_| self.client.clear());
+        match cleared {
+            Ok(cleared) => cleared.pinned == 0,
+            Err(error) => {
+                tracing::warn!("nothing is cleared: {error}");
+                false
+            }
+        }
+    }
+
+    fn hold_ms(&self, hold: Hold) -> u32 {
+        if hold == Hold::Hits { self.hold_ms } else { 0 }
+    }
+
+    fn answer(
+        &mut self,
+        keys: &[LocalKey],
+        hold: Hold,
+        answer: Result<Vec<Found>, Error>,
+    ) -> Result<Vec<bool>, Unanswered> {
+        let found = answer.map_err(|error| {
+            tracing::debug!(%error, "a lookup is unanswered");
+            Unanswered
+        })?;
+        if hold == Hold::Hits {
+            let held = keys.iter().zip(&found).filter(|(_, found)| matches!(found, Found::Hit { held: true, .. }));
+            let life = Duration::from_millis(u64::from(self.hold_ms));
+            self.holds.take(held.map(|(key, _)| *key), Instant::now(), life);
+        }
+        Ok(found.iter().map(|found| matches!(found, Found::Hit { .. })).collect())
+    }
+}

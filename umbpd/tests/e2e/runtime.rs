@@ -1,0 +1,270 @@
+//! What connector-core runs on, against the real daemon: workers and schedulers are sessions of their own.
+
+use std::time::Duration;
+
+use umbp_client::Outcome;
+use umbp_client::runtime::{BlockPlan, Hold, MemoryError, SchedulerRuntime, Unanswered, WorkerRuntime};
+use umbp_connector_core::key::GroupId;
+
+use crate::common::daemon::{Daemon, Place};
+use crate::common::until;
+use crate::rig::{Engine, is_loaded, is_quiet, is_stored};
+use crate::worker::{BLOCKS, LAYERS, Worker, at, key, keys, layout_over, options, plan, plans, scheduler};
+
+#[test]
+fn blocks_come_back_byte_for_byte_and_nothing_beside_them_is_touched() {
+    let place = Place::new("16MiB", "");
+    let daemon = place.serve();
+    let mut worker = Worker::new(&daemon.socket);
+    worker.fill(1);
+    let stored = plans(0..u64::from(BLOCKS));
+    let expected: Vec<Vec<u8>> = stored.iter().map(|plan| worker.bytes(plan)).collect();
+    worker.store_all(&stored);
+    assert_eq!(worker.store(&stored[..2]), [Outcome::Present; 2]);
+    assert_eq!(scheduler(&daemon.socket).lookup(&keys(&stored), Hold::Nothing), Ok(vec![true; stored.len()]));
+
+    // Each comes back to another of the engine's blocks.
+    worker.memory.iter_mut().for_each(|memory| memory.fill(0xee));
+    let moved: Vec<BlockPlan> =
+        stored.iter().map(|plan| BlockPlan { block: i64::from(BLOCKS) - 1 - plan.block, ..*plan }).collect();
+    let settled = worker.load(&moved);
+    assert!(settled.outcomes.iter().all(|outcome| is_loaded(*outcome)), "{:?}", settled.outcomes);
+    assert_eq!(settled.bytes, expected.iter().map(|bytes| bytes.len() as u64).sum::<u64>());
+    let mut touched: Vec<Vec<bool>> = worker.memory.iter().map(|memory| vec![false; memory.len()]).collect();
+    for (plan, expected) in moved.iter().zip(&expected) {
+        assert!(worker.bytes(plan) == *expected, "wrong bytes in block {}", plan.block);
+        for (place, range) in Worker::parts(plan.group.0, plan.block) {
+            touched[place][range].fill(true);
+        }
+    }
+    for (memory, touched) in worker.memory.iter().zip(&touched) {
+        assert!(memory.iter().zip(touched).all(|(byte, touched)| *touched || *byte == 0xee), "a gap was written");
+    }
+}
+
+/// A3: of a load, exactly the blocks that are not there fail, also where one key goes to two blocks; A5: nothing that
+/// failed is counted as loaded.
+#[test]
+fn a3_the_failed_blocks_of_a_load_are_exactly_those_that_are_gone() {
+    let place = Place::new("16MiB", "");
+    let daemon = place.serve();
+    let mut worker = Worker::new(&daemon.socket);
+    worker.fill(2);
+    let stored = plans(0..8);
+    worker.store_all(&stored);
+    let mut wanted = stored.clone();
+    wanted[3].key = key(1, 1000);
+    wanted[5].key = key(1, 1001);
+    // The same block of the engine, asked for twice: by a key that is there and by one that is gone.
+    wanted.push(at(0, 0, 9));
+    wanted.push(BlockPlan { key: key(0, 1002), ..at(0, 2, 10) });
+    // Numbers and groups that the engine does not have.
+    wanted.push(at(0, 4, i64::from(BLOCKS)));
+    wanted.push(at(0, 4, -1));
+    wanted.push(BlockPlan { group: GroupId(7), ..plan(0, 4) });
+    let before = worker.runtime.client().counter(umbp_client::Counter::BlocksLoaded);
+    let settled = worker.load(&wanted);
+    assert_eq!(settled.failed().collect::<Vec<_>>(), [3, 5, 9, 10, 11, 12], "{:?}", settled.outcomes);
+    let loaded = worker.runtime.client().counter(umbp_client::Counter::BlocksLoaded) - before;
+    assert_eq!(loaded, 7);
+    daemon.until("all leases are given back", is_quiet);
+}
+
+/// A store that finds no room is no failure: the engine keeps its block, and nothing but the copy is missing.
+#[test]
+fn a_store_that_is_refused_for_lack_of_room_is_no_failure() {
+    let place = Place::new("1MiB", "");
+    let daemon = place.serve();
+    let mut worker = Worker::new(&daemon.socket);
+    worker.fill(3);
+    let chain: Vec<BlockPlan> = (0..u64::from(BLOCKS)).map(|number| plan(0, number)).collect();
+    let job = worker.runtime.store(&chain);
+    let settled = worker.end(job);
+    let stored = settled.outcomes.iter().take_while(|outcome| is_stored(**outcome)).count();
+    assert!((1..chain.len()).contains(&stored), "{:?}", settled.outcomes);
+    assert!(settled.outcomes[stored..].iter().all(|outcome| *outcome == Outcome::Refused), "{:?}", settled.outcomes);
+    assert_eq!(settled.failed().count(), 0);
+}
+
+/// A8: held by the scheduler's session at lookup, then the pool is filled four times over: the worker's load succeeds,
+/// and takes the holds over.
+#[test]
+fn a8_a_workers_load_adopts_its_schedulers_holds() {
+    let place = Place::new("16MiB", "[limits]\nhold = \"10s\"\n");
+    let daemon = place.serve();
+    let (mut worker, mut flood) = (Worker::new(&daemon.socket), Engine::new(&daemon.socket));
+    worker.fill(4);
+    let (held, other) = (plans(0..16), plans(16..32));
+    worker.store_all(&held);
+    worker.store_all(&other);
+    let mut options = options(&daemon.socket);
+    options.hold = Duration::from_secs(10);
+    let mut scheduler = SchedulerRuntime::start(&options).expect("started");
+    assert_eq!(scheduler.lookup(&keys(&held), Hold::Hits), Ok(vec![true; 16]));
+    assert_eq!(scheduler.lookup(&keys(&other), Hold::Nothing), Ok(vec![true; 16]));
+    assert_eq!(daemon.status()["holds"]["now"], 16);
+    flood.store_all(&(10_000..11_024).collect::<Vec<_>>());
+    assert_eq!(worker.load(&other).failed().count(), 16, "what nobody held is gone");
+    assert!(worker.loads_all(&held));
+    daemon.until("the load has taken the holds", is_quiet);
+}
+
+fn holds(daemon: &Daemon) -> u64 {
+    daemon.status()["holds"]["now"].as_u64().expect("a number")
+}
+
+/// C5, C1: lookups under way are taken or given up, and what they held goes with the last who wants it.
+#[test]
+fn c5_a_lookup_that_is_cancelled_or_unwanted_leaves_no_hold() {
+    let place = Place::new("16MiB", "[limits]\nhold = \"10s\"\n");
+    let daemon = place.serve();
+    let mut worker = Worker::new(&daemon.socket);
+    worker.fill(5);
+    let stored = plans(0..8);
+    worker.store_all(&stored);
+    let mut options = options(&daemon.socket);
+    options.hold = Duration::from_secs(10);
+    let mut scheduler = SchedulerRuntime::start(&options).expect("started");
+    let mut wanted = keys(&stored);
+    wanted.push(key(0, 99));
+
+    let lookup = scheduler.submit(&wanted, Hold::Hits);
+    let answer = until("an answer", || scheduler.take(lookup)).expect("answered");
+    assert_eq!(answer, [true, true, true, true, true, true, true, true, false]);
+    assert_eq!(scheduler.take(lookup), Some(Err(Unanswered)), "an answer is taken once");
+    assert_eq!(holds(&daemon), 8);
+    // Another request wants two of them too, and gives up before its answer is taken.
+    let second = scheduler.submit(&wanted[..2], Hold::Hits);
+    scheduler.cancel(second);
+    assert_eq!(scheduler.take(second), Some(Err(Unanswered)));
+    assert_eq!(scheduler.lookup(&wanted[..1], Hold::Hits), Ok(vec![true]));
+    assert_eq!(holds(&daemon), 8, "the first request still wants them");
+    scheduler.unhold(&wanted);
+    assert_eq!(scheduler.lookup(&wanted[..1], Hold::Nothing), Ok(vec![true]));
+    assert_eq!(holds(&daemon), 1, "one is wanted by another request");
+    scheduler.unhold(&wanted[..1]);
+    let third = scheduler.submit(&wanted, Hold::Hits);
+    scheduler.cancel(third);
+    assert_eq!(scheduler.lookup(&wanted[..1], Hold::Nothing), Ok(vec![true]));
+    daemon.until("no hold is left", is_quiet);
+}
+
+/// B1: a store is under way, its request is preempted, and the engine overwrites the blocks: what is stored then is the
+/// old content, or nothing.
+#[test]
+fn b1_a_store_that_is_cancelled_never_stores_what_came_after() {
+    let place = Place::new("64MiB", "");
+    let daemon = place.serve();
+    let (mut worker, mut reader) = (Worker::new(&daemon.socket), Worker::new(&daemon.socket));
+    let mut kept = 0;
+    for round in 0..30 {
+        worker.fill(round);
+        let numbers = (0..u64::from(BLOCKS)).map(|at| 1000 * (round + 1) + at);
+        let stored: Vec<BlockPlan> = numbers
+            .enumerate()
+            .map(|(block, number)| BlockPlan { block: block as i64, ..plan((block % 2) as u16, number) })
+            .collect();
+        let old: Vec<Vec<u8>> = stored.iter().map(|plan| worker.bytes(plan)).collect();
+        let job = worker.runtime.store(&stored);
+        let settled = worker.runtime.cancel(job).expect("known");
+        // From here on the memory is the engine's own again.
+        worker.memory.iter_mut().for_each(|memory| memory.fill(0xaa));
+        let told = settled.outcomes.iter().filter(|outcome| is_stored(**outcome)).count();
+        let found = reader.load(&stored);
+        for ((plan, outcome), old) in stored.iter().zip(&found.outcomes).zip(&old) {
+            if is_loaded(*outcome) {
+                kept += 1;
+                assert!(reader.bytes(plan) == *old, "new bytes under an old hash");
+            }
+        }
+        let loaded = found.outcomes.iter().filter(|outcome| is_loaded(**outcome)).count();
+        assert!(loaded >= told, "{told} were told as stored, {loaded} are there");
+    }
+    println!("{kept} blocks were stored before their store was cancelled");
+    daemon.until("all leases are given back", is_quiet);
+}
+
+/// B2: a request whose store is under way is admitted anew, and loads what it stores.
+#[test]
+fn b2_a_load_beside_the_store_of_the_same_blocks_is_right_or_a_miss() {
+    let place = Place::new("64MiB", "");
+    let daemon = place.serve();
+    let (mut writer, mut reader) = (Worker::new(&daemon.socket), Worker::new(&daemon.socket));
+    for round in 0..20 {
+        writer.fill(round);
+        let plans: Vec<BlockPlan> = (0..32).map(|block| at(0, 1000 * (round + 1) + block, block as i64)).collect();
+        let store = writer.runtime.store(&plans);
+        let load = reader.runtime.load(&plans);
+        let loaded = reader.runtime.wait(load).expect("known");
+        let stored = writer.runtime.wait(store).expect("known");
+        assert!(stored.outcomes.iter().all(|outcome| is_stored(*outcome)), "{:?}", stored.outcomes);
+        for (plan, outcome) in plans.iter().zip(&loaded.outcomes) {
+            match outcome {
+                Outcome::Loaded { .. } => assert!(reader.bytes(plan) == writer.bytes(plan), "wrong bytes"),
+                other => assert!(matches!(other, Outcome::Missed(_)), "{other:?}"),
+            }
+        }
+    }
+    daemon.until("all leases are given back", is_quiet);
+}
+
+/// Parent and depth of the plans keep eviction tail-first: what is left of a chain is its head.
+#[test]
+fn of_a_chain_that_does_not_fit_its_head_is_left() {
+    let place = Place::new("16MiB", "");
+    let daemon = place.serve();
+    let (mut worker, mut flood) = (Worker::new(&daemon.socket), Engine::new(&daemon.socket));
+    worker.fill(9);
+    let chain: Vec<BlockPlan> = (0..u64::from(BLOCKS)).map(|number| plan(0, number)).collect();
+    worker.store_all(&chain);
+    let mut scheduler = scheduler(&daemon.socket);
+    let mut next = 1_000_000;
+    let left = until("a part of the chain is evicted", || {
+        next += 16;
+        flood.store_all(&(next..next + 16).collect::<Vec<_>>());
+        let found = scheduler.lookup(&keys(&chain), Hold::Nothing).expect("answered");
+        (found.contains(&false)).then_some(found)
+    });
+    let head = left.iter().take_while(|found| **found).count();
+    assert!(head > 0 && left[head..].iter().all(|found| !found), "a hole in the chain: {left:?}");
+}
+
+#[test]
+fn published_blocks_that_are_gone_are_told_once() {
+    let place = Place::new("16MiB", "");
+    let daemon = place.serve();
+    let (mut worker, mut scheduler) = (Worker::new(&daemon.socket), scheduler(&daemon.socket));
+    worker.fill(10);
+    let stored = plans(0..8);
+    worker.store_all(&stored);
+    worker.runtime.publish(keys(&stored[..6]));
+    assert_eq!(worker.runtime.take_evicted(), []);
+    assert!(scheduler.clear());
+    let mut gone = Vec::new();
+    until("their end is told", || {
+        gone.extend(worker.runtime.take_evicted());
+        (gone.len() >= 6).then_some(())
+    });
+    gone.sort_unstable();
+    let mut expected = keys(&stored[..6]);
+    expected.sort_unstable();
+    assert_eq!(gone, expected);
+    assert_eq!(worker.runtime.take_evicted(), []);
+}
+
+#[test]
+fn memory_that_does_not_hold_all_blocks_is_refused() {
+    let place = Place::new("16MiB", "");
+    let mut memory: Vec<Box<[u8]>> =
+        LAYERS.iter().map(|(_, _, stride, _, _)| vec![0; (8 * stride) as usize].into_boxed_slice()).collect();
+    let mut runtime = WorkerRuntime::start(&options(&place.socket())).expect("started");
+    let (layout, ranges) = layout_over(&mut memory);
+    // SAFETY: the memory outlives the runtime, which is dropped first, and no job is begun.
+    let refused = unsafe { runtime.register(layout.clone(), 9, &ranges) };
+    assert!(matches!(refused, Err(MemoryError::Outside { block: 8, group: 0 })), "{refused:?}");
+    let twice = [ranges[0], ranges[0]];
+    // SAFETY: as above.
+    let refused = unsafe { runtime.register(layout, 8, &twice) };
+    assert!(matches!(refused, Err(MemoryError::Overlap { .. })), "{refused:?}");
+    drop(runtime);
+}
