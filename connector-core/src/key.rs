@@ -100,6 +100,17 @@ impl BlockHash {
         Ok(Self { bytes, len: hash.len() as u8 })
     }
 
+    /// Reads hex digits of either case; none for anything else, or for a length that no hash has.
+    pub fn from_hex(text: &str) -> Option<Self> {
+        if !text.len().is_multiple_of(2) || text.len() > 2 * BLOCK_HASH_MAX_BYTES {
+            return None;
+        }
+        let digit = |byte: u8| char::from(byte).to_digit(16).map(|digit| digit as u8);
+        let byte = |pair: &[u8]| Some((digit(pair[0])? << 4) | digit(pair[1])?);
+        let bytes: Option<Vec<u8>> = text.as_bytes().chunks_exact(2).map(byte).collect();
+        Self::new(&bytes?).ok()
+    }
+
     /// The hash's own bytes, without padding.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
@@ -209,18 +220,9 @@ fn parse_number(text: &str) -> Option<u16> {
     if canonical { text.parse().ok() } else { None }
 }
 
+/// The one spelling of a hash: hex in lower case.
 fn parse_hex(text: &str) -> Option<BlockHash> {
-    let digit = |b: u8| match b {
-        b'0'..=b'9' => Some(b - b'0'),
-        b'a'..=b'f' => Some(b - b'a' + 10),
-        _ => None,
-    };
-    if !text.len().is_multiple_of(2) || text.len() > 2 * BLOCK_HASH_MAX_BYTES {
-        return None;
-    }
-    let bytes: Option<Vec<u8>> =
-        text.as_bytes().chunks_exact(2).map(|pair| Some((digit(pair[0])? << 4) | digit(pair[1])?)).collect();
-    BlockHash::new(&bytes?).ok()
+    if text.bytes().any(|byte| byte.is_ascii_uppercase()) { None } else { BlockHash::from_hex(text) }
 }
 
 struct Hex<'a>(&'a [u8]);

@@ -1,14 +1,17 @@
 //! The connector's state machines, sans I/O: events in, actions out, time is an argument.
 //!
 //! What this crate holds: the identity of a KV block ([`key`], [`namespace`]), where its bytes lie in engine memory
-//! ([`layout`]), and the life of a transfer job ([`job`]).
+//! ([`layout`]), the life of a transfer job ([`job`]), what is to be moved ([`plan`]), and the seam to whatever moves it
+//! ([`runtime`]).
 //!
 //! What it does not do: it does no I/O, reads no clock, starts no thread, and knows neither a socket nor an object of
 //! an inference engine.
 //!
-//! Modules in reading order: [`key`], [`namespace`], [`layout`], [`job`].
+//! Modules in reading order: [`key`], [`namespace`], [`layout`], [`job`], [`plan`], [`runtime`].
 
 pub mod job;
 pub mod key;
 pub mod layout;
 pub mod namespace;
+pub mod plan;
+pub mod runtime;

@@ -70,7 +70,7 @@ fn range(layout: &Layout, run: &Run) -> Value {
 }
 
 fn cases() -> Vec<Value> {
-    let shipped = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data"));
+    let shipped = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/conformance"));
     let folder = std::env::var_os("UMBP_CONFORMANCE_DIR").map_or(shipped, PathBuf::from);
     let path = folder.join("layout.jsonl");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
