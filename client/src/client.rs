@@ -14,7 +14,7 @@ use crate::events::ClientEvent;
 use crate::job::{Job, Kind};
 use crate::load::LoadBlock;
 use crate::options::{COPY_QUEUE_BLOCKS_MAX, COPY_THREADS_MAX, Error, JOB_BLOCKS_MAX, JOBS_MAX, Options};
-use crate::outcome::{Counter, Outcome};
+use crate::outcome::{Counter, FailCause, Outcome};
 use crate::region::{RegionId, Run};
 use crate::session::Session;
 use crate::shared::Shared;
@@ -243,6 +243,16 @@ impl Client {
         };
         let receivers: Vec<_> = keys.chunks(KEYS_PER_MESSAGE_MAX).map(ask).collect();
         receivers.iter().map(|receiver| session.receive(receiver, end)).collect()
+    }
+
+    /// As [`Self::cancel`], for a job whose time is over: blocks that are not done have failed as
+    /// [`JobTimedOut`](FailCause::JobTimedOut).
+    pub fn expire(&self, job: JobId) {
+        if self.shared().check_process().is_ok()
+            && let Some(job) = self.job(job)
+        {
+            job.stop(Outcome::Failed(FailCause::JobTimedOut));
+        }
     }
 
     /// Gives up this session's holds on keys, or all of them where `keys` is empty; answers how many.

@@ -2,6 +2,7 @@
 
 use umbp_connector_core::key::GroupId;
 use umbp_connector_core::layout::{self, Layout};
+use umbp_connector_core::plan::BlockId;
 
 use crate::client::Client;
 use crate::options::Error;
@@ -46,7 +47,7 @@ pub enum MemoryError {
 
 /// Registered memory, and where each block lies in it.
 #[derive(Debug)]
-pub struct EngineMemory {
+pub(super) struct EngineMemory {
     layout: Layout,
     blocks: i64,
     /// By address.
@@ -96,21 +97,23 @@ impl EngineMemory {
         Ok(())
     }
 
-    /// The runs of a block, in the order of its bytes. None for a number or group that there is not: such a block
-    /// fails.
-    pub fn runs(&self, block: i64, group: GroupId) -> Vec<Run> {
-        if block >= self.blocks {
+    /// The runs of a block, in the order of its bytes; without a group those of all groups. None for a number or group
+    /// that there is not: such a block fails.
+    pub(super) fn runs(&self, block: BlockId, group: Option<GroupId>) -> Vec<Run> {
+        if block.0 >= self.blocks {
             return Vec::new();
         }
-        let runs = self.layout.runs(block, Some(group)).unwrap_or_default();
-        runs.into_iter().map(|run| self.run(run.address, run.length)).collect()
+        let runs = self.layout.runs(block.0, group).unwrap_or_default();
+        self.runs_at(&runs)
     }
 
-    fn run(&self, address: u64, length: u64) -> Run {
-        match self.find(address, length) {
-            Some((region, offset)) => Run { region, offset, length },
-            None => Run { region: NOWHERE, offset: 0, length },
-        }
+    /// The runs at these addresses.
+    pub(super) fn runs_at(&self, runs: &[layout::Run]) -> Vec<Run> {
+        let run = |run: &layout::Run| match self.find(run.address, run.length) {
+            Some((region, offset)) => Run { region, offset, length: run.length },
+            None => Run { region: NOWHERE, offset: 0, length: run.length },
+        };
+        runs.iter().map(run).collect()
     }
 
     fn find(&self, address: u64, length: u64) -> Option<(RegionId, u64)> {

@@ -18,6 +18,8 @@ pub struct RuntimeOptions {
     pub socket: PathBuf,
     /// What must match for bytes to mean the same.
     pub namespace: NamespaceDescriptor,
+    /// The name that stands for the namespace in text keys; none = text names are nobody's, and fail alone.
+    pub key_namespace: Option<String>,
     /// The tenant wanted; none = the first that the daemon's config allows.
     pub tenant: Option<String>,
     /// Name for the daemon's logs and status.
@@ -39,6 +41,7 @@ impl RuntimeOptions {
         Self {
             socket: options.socket,
             namespace,
+            key_namespace: None,
             tenant: None,
             name: options.name,
             timeout: options.call_timeout,

@@ -3,74 +3,54 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use umbp_connector_core::key::{GroupId, LocalKey};
+use umbp_connector_core::job::KeyResult;
+use umbp_connector_core::key::LocalKey;
+use umbp_connector_core::runtime::{BlockResult, JobId, TransferJobState};
 
-use super::memory::EngineMemory;
-use crate::client::{Client, JobId};
+use crate::client::{Client, JobId as PartId};
 use crate::load::LoadBlock;
 use crate::options::{Error, JOB_BLOCKS_MAX};
 use crate::outcome::{FailCause, Outcome};
 use crate::region::Run;
 use crate::store::StoreBlock;
 
-/// A job that was cancelled ends with the copies under way; a piece takes far less than this.
-const CANCEL_WAIT_MS: u64 = 1_000;
+/// A job that was ended early is awaited in rounds of this length, with a word in the log after each.
+const END_ROUND_MS: u64 = 1_000;
 
-/// One block of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockPlan {
-    /// Its key, ranks included.
-    pub key: LocalKey,
-    /// The engine's number of the block.
-    pub block: i64,
-    /// The group whose block table has the number.
-    pub group: GroupId,
-    /// Stores: key of the block before it in the chain; none for a root.
-    pub parent: Option<LocalKey>,
-    /// Stores: distance from the root.
-    pub depth: u32,
-}
-
-/// A job of one runtime.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct JobNumber(pub u64);
-
-/// How a job ended: no thread touches engine memory for it any more.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settled {
-    /// One per block, in the order of the job.
-    pub outcomes: Vec<Outcome>,
-    /// Bytes that were moved.
-    pub bytes: u64,
-}
-
-impl Settled {
-    fn new(outcomes: Vec<Outcome>) -> Self {
-        let bytes = outcomes.iter().map(|outcome| match outcome {
-            Outcome::Stored { bytes } | Outcome::Loaded { bytes, .. } => *bytes,
-            _ => 0,
-        });
-        Self { bytes: bytes.sum(), outcomes }
-    }
-
-    /// Indices of exactly the blocks that failed. A store that was refused for lack of room did not: nothing is lost
-    /// but the copy.
-    pub fn failed(&self) -> impl Iterator<Item = usize> {
-        self.outcomes.iter().enumerate().filter(|(_, outcome)| outcome.key_result().is_failure()).map(|(at, _)| at)
-    }
+/// One block of a job, as the client takes it; none = its name is no key of this runtime, and it fails alone.
+pub(super) struct Block {
+    pub(super) key: Option<LocalKey>,
+    pub(super) parent: Option<LocalKey>,
+    pub(super) depth: u32,
+    pub(super) runs: Vec<Run>,
 }
 
 #[derive(Debug)]
 enum Part {
-    Open(JobId),
+    Open(PartId),
     Ended(Vec<Outcome>),
 }
 
 #[derive(Debug)]
 struct Transfer {
     parts: Vec<Part>,
+    /// Place in the job of each block that the client was asked for, in the order of the parts.
+    asked: Vec<usize>,
+    /// Bytes of each block of the job.
+    bytes: Vec<u64>,
+    /// Why a part could not begin, for people.
+    error: Option<String>,
     /// Who waits for it waits no longer than until then.
     wait_until: Instant,
+}
+
+/// How a job is ended early.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Early {
+    /// By its owner.
+    Cancel,
+    /// Its time is over.
+    Expire,
 }
 
 /// The open jobs of a worker.
@@ -81,93 +61,83 @@ pub(super) struct Transfers {
 }
 
 impl Transfers {
-    /// Begins a load; without registered memory every block of it fails.
-    pub(super) fn load(
-        &mut self,
-        client: &Client,
-        memory: Option<&EngineMemory>,
-        plans: &[BlockPlan],
-        wait: Duration,
-    ) -> JobNumber {
-        let block = |plan: &BlockPlan| LoadBlock { key: plan.key, runs: runs(memory, plan) };
-        let begin = |part: &[BlockPlan]| client.load(&part.iter().map(block).collect::<Vec<_>>());
-        self.begin(plans, wait, begin)
+    pub(super) fn load(&mut self, client: &Client, blocks: Vec<Block>, wait: Duration) -> JobId {
+        let load = |(key, block): (LocalKey, Block)| LoadBlock { key, runs: block.runs };
+        self.begin(blocks, wait, load, |part| client.load(part))
     }
 
-    /// See [`Self::load`].
-    pub(super) fn store(
-        &mut self,
-        client: &Client,
-        memory: Option<&EngineMemory>,
-        plans: &[BlockPlan],
-        wait: Duration,
-    ) -> JobNumber {
-        let block = |plan: &BlockPlan| StoreBlock {
-            key: plan.key,
-            parent: plan.parent,
-            depth: plan.depth,
-            runs: runs(memory, plan),
-        };
-        let begin = |part: &[BlockPlan]| client.store(&part.iter().map(block).collect::<Vec<_>>());
-        self.begin(plans, wait, begin)
+    /// Head of the chain first.
+    pub(super) fn store(&mut self, client: &Client, blocks: Vec<Block>, wait: Duration) -> JobId {
+        let store = |(key, Block { parent, depth, runs, .. })| StoreBlock { key, parent, depth, runs };
+        self.begin(blocks, wait, store, |part| client.store(part))
     }
 
-    fn begin(
+    fn begin<T>(
         &mut self,
-        plans: &[BlockPlan],
+        blocks: Vec<Block>,
         wait: Duration,
-        begin: impl Fn(&[BlockPlan]) -> Result<JobId, Error>,
-    ) -> JobNumber {
+        make: impl Fn((LocalKey, Block)) -> T,
+        ask: impl Fn(&[T]) -> Result<PartId, Error>,
+    ) -> JobId {
         let wait_until = Instant::now() + wait;
-        let part = |part: &[BlockPlan]| match begin(part) {
+        let bytes = blocks.iter().map(|block| block.runs.iter().map(|run| run.length).sum()).collect();
+        let named = blocks.into_iter().enumerate().filter_map(|(place, block)| Some((place, (block.key?, block))));
+        let (asked, blocks): (Vec<usize>, Vec<T>) = named.map(|(place, block)| (place, make(block))).unzip();
+        let mut error = None;
+        let part = |part: &[T]| match ask(part) {
             Ok(job) => Part::Open(job),
-            Err(error) => {
-                tracing::debug!(%error, "a part of a job fails at once");
-                Part::Ended(vec![Outcome::Failed(FailCause::from(&error)); part.len()])
+            Err(refused) => {
+                let outcome = Outcome::Failed(FailCause::from(&refused));
+                error = Some(refused.to_string());
+                Part::Ended(vec![outcome; part.len()])
             }
         };
-        let parts = plans.chunks(JOB_BLOCKS_MAX).map(part).collect();
+        let parts = blocks.chunks(JOB_BLOCKS_MAX).map(part).collect();
         self.last += 1;
-        self.open.insert(self.last, Transfer { parts, wait_until });
-        JobNumber(self.last)
+        self.open.insert(self.last, Transfer { parts, asked, bytes, error, wait_until });
+        JobId(self.last)
     }
 
     /// How a job ended, once; none while it is open.
-    pub(super) fn poll(&mut self, client: &Client, job: JobNumber) -> Option<Settled> {
+    pub(super) fn poll(&mut self, client: &Client, job: JobId) -> Option<TransferJobState> {
         self.take(client, job, Instant::now())
     }
 
-    /// Waits for a job, at most until its time is over; what is not done by then is cancelled. None of an unknown job.
-    pub(super) fn wait(&mut self, client: &Client, job: JobNumber) -> Option<Settled> {
-        let until = self.open.get(&job.0)?.wait_until;
-        self.take(client, job, until).or_else(|| self.cancel(client, job))
+    /// Waits for a job, at most until its time is over; what is not done by then has failed.
+    pub(super) fn wait(&mut self, client: &Client, job: JobId) -> TransferJobState {
+        let until = self.open.get(&job.0).map_or_else(Instant::now, |transfer| transfer.wait_until);
+        self.take(client, job, until).unwrap_or_else(|| self.end(client, job, Early::Expire))
     }
 
-    /// Ends a job early, and returns when no thread touches engine memory for it. None of an unknown job.
-    pub(super) fn cancel(&mut self, client: &Client, job: JobNumber) -> Option<Settled> {
+    /// Ends a job early, and returns when no thread touches engine memory for it.
+    pub(super) fn end(&mut self, client: &Client, job: JobId, early: Early) -> TransferJobState {
         loop {
-            let transfer = self.open.get(&job.0)?;
-            transfer.parts.iter().for_each(|part| {
-                if let Part::Open(id) = part {
-                    client.cancel(*id);
+            let Some(transfer) = self.open.get(&job.0) else {
+                let error = Some(format!("job {} is unknown, or its end was taken", job.0));
+                return TransferJobState { blocks: Vec::new(), error };
+            };
+            for part in &transfer.parts {
+                match (part, early) {
+                    (Part::Open(id), Early::Cancel) => client.cancel(*id),
+                    (Part::Open(id), Early::Expire) => client.expire(*id),
+                    (Part::Ended(_), _) => {}
                 }
-            });
-            // Memory that a thread still touches cannot be given back, however long it takes: a Commit under way ends
-            // by the time-out of a call, a copy at its next piece.
-            let settled = self.take(client, job, Instant::now() + Duration::from_millis(CANCEL_WAIT_MS));
-            if settled.is_some() {
-                return settled;
+            }
+            // Memory that a thread still touches cannot be given back, however long it takes: a copy stops at its next
+            // piece, and a Commit under way ends by the time-out of a call.
+            if let Some(state) = self.take(client, job, Instant::now() + Duration::from_millis(END_ROUND_MS)) {
+                return state;
             }
             if let Some(Error::Forked) = client.detached() {
                 // The threads are the parent's, and so is the memory that they touch.
                 self.open.remove(&job.0);
-                return Some(Settled::new(Vec::new()));
+                continue;
             }
-            tracing::warn!(job = job.0, "a cancelled job has not ended after {CANCEL_WAIT_MS} ms; waiting on");
+            tracing::warn!(job = job.0, "a job that was ended early has a copy under way still; waiting on");
         }
     }
 
-    fn take(&mut self, client: &Client, job: JobNumber, until: Instant) -> Option<Settled> {
+    fn take(&mut self, client: &Client, job: JobId, until: Instant) -> Option<TransferJobState> {
         let transfer = self.open.get_mut(&job.0)?;
         for part in &mut transfer.parts {
             if let Part::Open(id) = *part {
@@ -175,21 +145,42 @@ impl Transfers {
                 *part = Part::Ended(result.outcomes);
             }
         }
-        let parts = self.open.remove(&job.0)?.parts;
-        let ended = parts.into_iter().flat_map(|part| match part {
-            Part::Ended(outcomes) => outcomes,
-            Part::Open(_) => Vec::new(),
-        });
-        Some(Settled::new(ended.collect()))
+        self.open.remove(&job.0).map(Transfer::state)
     }
 
     /// Ends all jobs.
     pub(super) fn close(&mut self, client: &Client) {
         let open: Vec<u64> = self.open.keys().copied().collect();
-        open.into_iter().for_each(|job| drop(self.cancel(client, JobNumber(job))));
+        open.into_iter().for_each(|job| drop(self.end(client, JobId(job), Early::Cancel)));
     }
 }
 
-fn runs(memory: Option<&EngineMemory>, plan: &BlockPlan) -> Vec<Run> {
-    memory.map_or_else(Vec::new, |memory| memory.runs(plan.block, plan.group))
+impl Transfer {
+    fn state(self) -> TransferJobState {
+        let Self { parts, asked, bytes, error, .. } = self;
+        // What was not asked has no name, or not one that a key has.
+        let mut blocks = vec![BlockResult { result: KeyResult::Invalid, bytes: 0 }; bytes.len()];
+        let outcomes = parts.into_iter().flat_map(|part| match part {
+            Part::Ended(outcomes) => outcomes,
+            Part::Open(_) => Vec::new(),
+        });
+        let outcomes: Vec<Outcome> = outcomes.collect();
+        for (place, outcome) in asked.iter().zip(&outcomes) {
+            let result = outcome.key_result();
+            blocks[*place] = BlockResult { result, bytes: if result.is_good() { bytes[*place] } else { 0 } };
+        }
+        let error = error.or_else(|| reason(&blocks, &outcomes));
+        TransferJobState { blocks, error }
+    }
+}
+
+/// The first reason, and how many blocks there are that failed.
+fn reason(blocks: &[BlockResult], outcomes: &[Outcome]) -> Option<String> {
+    let failed = blocks.iter().filter(|block| block.result.is_failure()).count();
+    if failed == 0 {
+        return None;
+    }
+    let first = outcomes.iter().find(|outcome| outcome.key_result().is_failure());
+    let first = first.map_or_else(|| "not a key of this namespace".to_owned(), |outcome| format!("{outcome:?}"));
+    Some(format!("{failed} of {} blocks failed, the first: {first}", blocks.len()))
 }

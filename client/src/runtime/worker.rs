@@ -4,18 +4,21 @@ use std::collections::{HashSet, VecDeque};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use umbp_connector_core::key::LocalKey;
+use umbp_connector_core::key::{LocalKey, TextKey};
 use umbp_connector_core::layout::Layout;
+use umbp_connector_core::plan::{BlockTransferPlan, ObjectKey, PlanRuns};
+use umbp_connector_core::runtime::{JobId, Runtime, TransferJobState};
 use umbp_protocol::message::Found;
 
 use super::memory::{EngineMemory, MemoryError, MemoryRange};
 use super::notice::{Notice, Watch};
 use super::options::RuntimeOptions;
-use super::transfer::{BlockPlan, JobNumber, Settled, Transfers};
+use super::transfer::{Block, Early, Transfers};
 use crate::client::Client;
 use crate::events::ClientEvent;
 use crate::lookup::Lookup;
 use crate::options::Error;
+use crate::region::Run;
 
 /// Keys remembered as published by this worker; beyond it the oldest is forgotten, and its end is not told.
 pub const PUBLISHED_MAX: usize = 65_536;
@@ -25,6 +28,7 @@ pub const PUBLISHED_MAX: usize = 65_536;
 pub struct WorkerRuntime {
     client: Client,
     socket: PathBuf,
+    key_namespace: Option<String>,
     timeout: Duration,
     watch: Watch,
     memory: Option<EngineMemory>,
@@ -40,6 +44,7 @@ impl WorkerRuntime {
         Ok(Self {
             client,
             socket: options.socket.clone(),
+            key_namespace: options.key_namespace.clone(),
             timeout: options.timeout,
             watch: Watch::default(),
             memory: None,
@@ -69,44 +74,80 @@ impl WorkerRuntime {
         Ok(())
     }
 
-    /// Begins to load blocks; never fails as a whole, and asks nothing of the daemon but what it can answer later.
-    pub fn load(&mut self, plans: &[BlockPlan]) -> JobNumber {
-        self.transfers.load(&self.client, self.memory.as_ref(), plans, self.timeout)
+    fn blocks<'a>(
+        &self,
+        plans: &'a [BlockTransferPlan],
+        runs: impl Fn(&EngineMemory, usize, &'a BlockTransferPlan) -> Vec<Run>,
+    ) -> Vec<Block> {
+        let block = |(index, plan): (usize, &'a BlockTransferPlan)| {
+            let key = self.key(&plan.key);
+            let parent = key.and_then(|key| Some(LocalKey { hash: plan.parent?, ..key }));
+            let runs = self.memory.as_ref().map_or_else(Vec::new, |memory| runs(memory, index, plan));
+            Block { key, parent, depth: plan.depth, runs }
+        };
+        plans.iter().enumerate().map(block).collect()
     }
 
-    /// Begins to store blocks, head of the chain first.
-    pub fn store(&mut self, plans: &[BlockPlan]) -> JobNumber {
-        self.transfers.store(&self.client, self.memory.as_ref(), plans, self.timeout)
+    fn key(&self, key: &ObjectKey) -> Option<LocalKey> {
+        match key {
+            ObjectKey::Block(key) => Some(*key),
+            ObjectKey::Text(text) => {
+                let key = TextKey::parse(text).ok()?;
+                (Some(key.namespace) == self.key_namespace.as_deref()).then_some(key.local)
+            }
+        }
+    }
+}
+
+/// Whole blocks are moved by number once memory is registered; before that every block fails. Waits end when the
+/// runtime's time-out has passed since the job began, so that all waits of an engine's step together take no longer.
+impl Runtime for WorkerRuntime {
+    fn load_blocks(&mut self, plans: &[BlockTransferPlan]) -> Option<JobId> {
+        self.memory.as_ref()?;
+        let blocks = self.blocks(plans, |memory, _, plan| memory.runs(plan.block_id, plan.group));
+        Some(self.transfers.load(&self.client, blocks, self.timeout))
     }
 
-    /// How a job ended, once; none while it is open.
-    pub fn poll(&mut self, job: JobNumber) -> Option<Settled> {
+    fn load(&mut self, plans: &[BlockTransferPlan], runs: &PlanRuns) -> JobId {
+        let blocks = self.blocks(plans, |memory, index, _| memory.runs_at(runs.plan(index)));
+        self.transfers.load(&self.client, blocks, self.timeout)
+    }
+
+    fn store_blocks(&mut self, plans: &[BlockTransferPlan]) -> Option<JobId> {
+        self.memory.as_ref()?;
+        let blocks = self.blocks(plans, |memory, _, plan| memory.runs(plan.block_id, plan.group));
+        Some(self.transfers.store(&self.client, blocks, self.timeout))
+    }
+
+    fn store(&mut self, plans: &[BlockTransferPlan], runs: &PlanRuns) -> JobId {
+        let blocks = self.blocks(plans, |memory, index, _| memory.runs_at(runs.plan(index)));
+        self.transfers.store(&self.client, blocks, self.timeout)
+    }
+
+    fn poll(&mut self, job: JobId) -> Option<TransferJobState> {
         self.transfers.poll(&self.client, job)
     }
 
-    /// Waits for a job, at most until the runtime's time-out has passed since it began; what is not done by then is
-    /// cancelled. None of an unknown job.
-    pub fn wait(&mut self, job: JobNumber) -> Option<Settled> {
+    fn wait(&mut self, job: JobId) -> TransferJobState {
         self.transfers.wait(&self.client, job)
     }
 
-    /// Ends a job early, and returns when no thread touches engine memory for it. None of an unknown job.
-    pub fn cancel(&mut self, job: JobNumber) -> Option<Settled> {
-        self.transfers.cancel(&self.client, job)
+    fn cancel(&mut self, job: JobId) -> TransferJobState {
+        self.transfers.end(&self.client, job, Early::Cancel)
     }
 
-    /// These blocks were stored by this worker: their end is to be told.
-    pub fn publish(&mut self, keys: impl IntoIterator<Item = LocalKey>) {
+    /// They are visible since their Commit; here their end becomes news.
+    fn publish(&mut self, _: JobId, plans: &[BlockTransferPlan]) {
+        let keys: Vec<LocalKey> = plans.iter().filter_map(|plan| self.key(&plan.key)).collect();
         self.published.add(keys);
     }
 
-    /// Published blocks that no tier has any more, as far as is known by now. Never waits.
-    pub fn take_evicted(&mut self) -> Vec<LocalKey> {
-        self.published.take_evicted(&self.client)
+    /// As far as is known by now: never waits.
+    fn take_evicted_keys(&mut self) -> Vec<ObjectKey> {
+        self.published.take_evicted(&self.client).into_iter().map(ObjectKey::Block).collect()
     }
 
-    /// Ends all jobs.
-    pub fn close(&mut self) {
+    fn close(&mut self) {
         self.transfers.close(&self.client);
     }
 }

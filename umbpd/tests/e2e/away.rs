@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use umbp_client::runtime::{Hold, Notice, Unanswered};
+use umbp_connector_core::job::KeyResult;
+use umbp_connector_core::runtime::Runtime as _;
 use umbpd::StartOptions;
 use umbpd::embedded::{Joined, config, join};
 
 use crate::common::daemon::Place;
 use crate::common::{DEADLINE, until};
-use crate::rig::is_stored;
-use crate::worker::{TIMEOUT, Worker, keys, plans, scheduler};
+use crate::worker::{TIMEOUT, Worker, failed, keys, plans, scheduler};
 
 /// What a call may take longer than its time-out on a machine with other work.
 const SLACK: Duration = Duration::from_millis(1500);
@@ -39,15 +40,15 @@ fn d4_a_stopped_daemon_costs_a_step_no_more_than_the_time_out() {
     daemon.signal(Signal::STOP);
 
     // One step of the worker: all jobs together take no longer than one time-out.
-    let (load, more, store) =
-        (worker.runtime.load(&stored), worker.runtime.load(&stored[..4]), worker.runtime.store(&other));
+    let (load, more) = (worker.begin_load(&stored), worker.begin_load(&stored[..4]));
+    let store = worker.begin_store(&other);
     in_time("a step's waits", || {
         for (job, blocks) in [(load, 16), (more, 4)] {
-            let settled = worker.runtime.wait(job).expect("known");
-            assert_eq!(settled.failed().count(), blocks, "{:?}", settled.outcomes);
+            let ended = worker.runtime.wait(job);
+            assert_eq!(failed(&ended).len(), blocks, "{ended:?}");
         }
-        let settled = worker.runtime.cancel(store).expect("known");
-        assert!(!settled.outcomes.iter().any(|outcome| is_stored(*outcome)), "{:?}", settled.outcomes);
+        let ended = worker.runtime.cancel(store);
+        assert!(!ended.blocks.iter().any(|block| block.result == KeyResult::Done), "{ended:?}");
     });
     let under_way = scheduler.submit(&keys(&stored), Hold::Hits);
     assert!(scheduler.take(under_way).is_none(), "asking does not wait");
@@ -64,8 +65,8 @@ fn d4_a_stopped_daemon_costs_a_step_no_more_than_the_time_out() {
     let begun = Instant::now();
     for _ in 0..100 {
         assert_eq!(scheduler.lookup(&keys(&stored), Hold::Hits), Err(Unanswered));
-        let load = worker.runtime.load(&stored);
-        assert_eq!(worker.runtime.wait(load).expect("known").failed().count(), 16);
+        let load = worker.begin_load(&stored);
+        assert_eq!(failed(&worker.runtime.wait(load)).len(), 16);
     }
     assert!(begun.elapsed() < SLACK, "while it is away nothing waits: {:?}", begun.elapsed());
 
@@ -90,14 +91,13 @@ fn d4_a_daemon_that_is_killed_and_started_anew_is_misses_then_hits() {
     worker.store_all(&stored);
     daemon.signal(Signal::KILL);
     daemon.wait();
-    let settled = worker.load(&stored);
-    assert_eq!(settled.failed().count(), 16, "{:?}", settled.outcomes);
+    assert_eq!(failed(&worker.load(&stored)).len(), 16);
     assert_eq!(scheduler.lookup(&keys(&stored), Hold::Hits), Err(Unanswered));
 
     let _daemon = place.serve();
     assert!(worker.runtime.client().wait_attached(DEADLINE) && scheduler.client().wait_attached(DEADLINE));
     assert_eq!(scheduler.lookup(&keys(&stored), Hold::Hits), Ok(vec![false; 16]));
-    assert_eq!(worker.load(&stored).failed().count(), 16);
+    assert_eq!(failed(&worker.load(&stored)).len(), 16);
     worker.store_all(&stored);
     assert_eq!(scheduler.lookup(&keys(&stored), Hold::Hits), Ok(vec![true; 16]));
     assert!(worker.loads_all(&stored));
@@ -113,8 +113,8 @@ fn without_a_daemon_at_start_a_worker_warns_once_and_attaches_when_there_is_one(
         let text = notice.as_ref().map(ToString::to_string).unwrap_or_default();
         assert!(matches!(notice, Some(Notice::Away { .. })) && text.contains("start umbpd"), "{text}");
     }
-    assert_eq!(worker.load(&stored).failed().count(), 4);
-    assert_eq!(worker.store(&stored).len(), 4);
+    assert_eq!(failed(&worker.load(&stored)).len(), 4);
+    assert_eq!(failed(&worker.store(&stored)).len(), 4);
     assert_eq!(scheduler.lookup(&keys(&stored), Hold::Hits), Err(Unanswered));
     assert!(worker.runtime.notice().is_none() && scheduler.notice().is_none(), "once");
 
@@ -140,6 +140,6 @@ fn an_engine_runs_on_a_daemon_inside_itself() {
     assert!(worker.loads_all(&stored));
     assert!(stored.iter().zip(&expected).all(|(plan, bytes)| worker.bytes(plan) == *bytes));
     assert!(host.stop().is_some_and(|ended| ended.drained));
-    assert_eq!(worker.load(&stored).failed().count(), 16, "without its daemon all is a miss");
+    assert_eq!(failed(&worker.load(&stored)).len(), 16, "without its daemon all is a miss");
     assert_eq!(scheduler.lookup(&keys(&stored), Hold::Hits), Err(Unanswered));
 }

@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
-use umbp_client::Outcome;
-use umbp_client::runtime::{BlockPlan, Hold, MemoryError, SchedulerRuntime, Unanswered, WorkerRuntime};
+use umbp_client::runtime::{Hold, MemoryError, SchedulerRuntime, Unanswered, WorkerRuntime};
+use umbp_connector_core::job::KeyResult;
 use umbp_connector_core::key::GroupId;
+use umbp_connector_core::plan::{BlockId, BlockTransferPlan, ObjectKey};
+use umbp_connector_core::runtime::{JobId, Runtime as _};
 
 use crate::common::daemon::{Daemon, Place};
 use crate::common::until;
-use crate::rig::{Engine, is_loaded, is_quiet, is_stored};
-use crate::worker::{BLOCKS, LAYERS, Worker, at, key, keys, layout_over, options, plan, plans, scheduler};
+use crate::rig::{Engine, is_quiet};
+use crate::worker::{
+    BLOCKS, LAYERS, Worker, at, failed, good, key, keys, layout_over, options, plan, plans, scheduler,
+};
 
 #[test]
 fn blocks_come_back_byte_for_byte_and_nothing_beside_them_is_touched() {
@@ -20,20 +24,23 @@ fn blocks_come_back_byte_for_byte_and_nothing_beside_them_is_touched() {
     let stored = plans(0..u64::from(BLOCKS));
     let expected: Vec<Vec<u8>> = stored.iter().map(|plan| worker.bytes(plan)).collect();
     worker.store_all(&stored);
-    assert_eq!(worker.store(&stored[..2]), [Outcome::Present; 2]);
+    assert!(worker.store(&stored[..2]).blocks.iter().all(|block| block.result == KeyResult::Present));
     assert_eq!(scheduler(&daemon.socket).lookup(&keys(&stored), Hold::Nothing), Ok(vec![true; stored.len()]));
 
     // Each comes back to another of the engine's blocks.
     worker.memory.iter_mut().for_each(|memory| memory.fill(0xee));
-    let moved: Vec<BlockPlan> =
-        stored.iter().map(|plan| BlockPlan { block: i64::from(BLOCKS) - 1 - plan.block, ..*plan }).collect();
-    let settled = worker.load(&moved);
-    assert!(settled.outcomes.iter().all(|outcome| is_loaded(*outcome)), "{:?}", settled.outcomes);
-    assert_eq!(settled.bytes, expected.iter().map(|bytes| bytes.len() as u64).sum::<u64>());
+    let moved: Vec<BlockTransferPlan> = stored
+        .iter()
+        .map(|plan| BlockTransferPlan { block_id: BlockId(i64::from(BLOCKS) - 1 - plan.block_id.0), ..plan.clone() })
+        .collect();
+    let ended = worker.load(&moved);
+    assert!(ended.blocks.iter().all(|block| block.result == KeyResult::Done), "{ended:?}");
+    let bytes: u64 = ended.blocks.iter().map(|block| block.bytes).sum();
+    assert_eq!(bytes, expected.iter().map(|bytes| bytes.len() as u64).sum::<u64>());
     let mut touched: Vec<Vec<bool>> = worker.memory.iter().map(|memory| vec![false; memory.len()]).collect();
     for (plan, expected) in moved.iter().zip(&expected) {
-        assert!(worker.bytes(plan) == *expected, "wrong bytes in block {}", plan.block);
-        for (place, range) in Worker::parts(plan.group.0, plan.block) {
+        assert!(worker.bytes(plan) == *expected, "wrong bytes in block {}", plan.block_id.0);
+        for (place, range) in Worker::parts(plan.group.expect("a group").0, plan.block_id.0) {
             touched[place][range].fill(true);
         }
     }
@@ -53,20 +60,25 @@ fn a3_the_failed_blocks_of_a_load_are_exactly_those_that_are_gone() {
     let stored = plans(0..8);
     worker.store_all(&stored);
     let mut wanted = stored.clone();
-    wanted[3].key = key(1, 1000);
-    wanted[5].key = key(1, 1001);
+    wanted[3].key = key(1, 1000).into();
+    wanted[5].key = key(1, 1001).into();
     // The same block of the engine, asked for twice: by a key that is there and by one that is gone.
     wanted.push(at(0, 0, 9));
-    wanted.push(BlockPlan { key: key(0, 1002), ..at(0, 2, 10) });
+    wanted.push(BlockTransferPlan { key: key(0, 1002).into(), ..at(0, 2, 10) });
+    // A name that is no key of this namespace; and a key in text form that is.
+    wanted
+        .push(BlockTransferPlan { key: ObjectKey::text("umbp:vllm:v1:other:tp1:pcp0:dcp0:pp0:g0:00"), ..at(0, 4, 4) });
+    wanted.push(BlockTransferPlan { key: ObjectKey::text(&wanted[4].key.to_text("test")), ..at(0, 4, 11) });
     // Numbers and groups that the engine does not have.
     wanted.push(at(0, 4, i64::from(BLOCKS)));
     wanted.push(at(0, 4, -1));
-    wanted.push(BlockPlan { group: GroupId(7), ..plan(0, 4) });
+    wanted.push(BlockTransferPlan { group: Some(GroupId(7)), ..plan(0, 4) });
     let before = worker.runtime.client().counter(umbp_client::Counter::BlocksLoaded);
-    let settled = worker.load(&wanted);
-    assert_eq!(settled.failed().collect::<Vec<_>>(), [3, 5, 9, 10, 11, 12], "{:?}", settled.outcomes);
+    let ended = worker.load(&wanted);
+    assert_eq!(failed(&ended), [3, 5, 9, 10, 12, 13, 14], "{ended:?}");
+    assert!(ended.error.as_deref().is_some_and(|error| error.starts_with("7 of 15 blocks failed")), "{ended:?}");
     let loaded = worker.runtime.client().counter(umbp_client::Counter::BlocksLoaded) - before;
-    assert_eq!(loaded, 7);
+    assert_eq!(loaded, 8);
     daemon.until("all leases are given back", is_quiet);
 }
 
@@ -77,13 +89,12 @@ fn a_store_that_is_refused_for_lack_of_room_is_no_failure() {
     let daemon = place.serve();
     let mut worker = Worker::new(&daemon.socket);
     worker.fill(3);
-    let chain: Vec<BlockPlan> = (0..u64::from(BLOCKS)).map(|number| plan(0, number)).collect();
-    let job = worker.runtime.store(&chain);
-    let settled = worker.end(job);
-    let stored = settled.outcomes.iter().take_while(|outcome| is_stored(**outcome)).count();
-    assert!((1..chain.len()).contains(&stored), "{:?}", settled.outcomes);
-    assert!(settled.outcomes[stored..].iter().all(|outcome| *outcome == Outcome::Refused), "{:?}", settled.outcomes);
-    assert_eq!(settled.failed().count(), 0);
+    let chain: Vec<BlockTransferPlan> = (0..u64::from(BLOCKS)).map(|number| plan(0, number)).collect();
+    let ended = worker.store(&chain);
+    let stored = good(&ended).len();
+    assert!((1..chain.len()).contains(&stored), "{ended:?}");
+    assert!(ended.blocks[stored..].iter().all(|block| block.result == KeyResult::Refused), "{ended:?}");
+    assert!(failed(&ended).is_empty());
 }
 
 /// A8: held by the scheduler's session at lookup, then the pool is filled four times over: the worker's load succeeds,
@@ -104,7 +115,7 @@ fn a8_a_workers_load_adopts_its_schedulers_holds() {
     assert_eq!(scheduler.lookup(&keys(&other), Hold::Nothing), Ok(vec![true; 16]));
     assert_eq!(daemon.status()["holds"]["now"], 16);
     flood.store_all(&(10_000..11_024).collect::<Vec<_>>());
-    assert_eq!(worker.load(&other).failed().count(), 16, "what nobody held is gone");
+    assert_eq!(failed(&worker.load(&other)).len(), 16, "what nobody held is gone");
     assert!(worker.loads_all(&held));
     daemon.until("the load has taken the holds", is_quiet);
 }
@@ -160,25 +171,19 @@ fn b1_a_store_that_is_cancelled_never_stores_what_came_after() {
     for round in 0..30 {
         worker.fill(round);
         let numbers = (0..u64::from(BLOCKS)).map(|at| 1000 * (round + 1) + at);
-        let stored: Vec<BlockPlan> = numbers
-            .enumerate()
-            .map(|(block, number)| BlockPlan { block: block as i64, ..plan((block % 2) as u16, number) })
-            .collect();
+        let stored: Vec<BlockTransferPlan> =
+            numbers.enumerate().map(|(block, number)| at((block % 2) as u16, number, block as i64)).collect();
         let old: Vec<Vec<u8>> = stored.iter().map(|plan| worker.bytes(plan)).collect();
-        let job = worker.runtime.store(&stored);
-        let settled = worker.runtime.cancel(job).expect("known");
+        let job = worker.begin_store(&stored);
+        let ended = worker.runtime.cancel(job);
         // From here on the memory is the engine's own again.
         worker.memory.iter_mut().for_each(|memory| memory.fill(0xaa));
-        let told = settled.outcomes.iter().filter(|outcome| is_stored(**outcome)).count();
-        let found = reader.load(&stored);
-        for ((plan, outcome), old) in stored.iter().zip(&found.outcomes).zip(&old) {
-            if is_loaded(*outcome) {
-                kept += 1;
-                assert!(reader.bytes(plan) == *old, "new bytes under an old hash");
-            }
+        let found = good(&reader.load(&stored));
+        for place in &found {
+            assert!(reader.bytes(&stored[*place]) == old[*place], "new bytes under an old hash");
         }
-        let loaded = found.outcomes.iter().filter(|outcome| is_loaded(**outcome)).count();
-        assert!(loaded >= told, "{told} were told as stored, {loaded} are there");
+        kept += found.len();
+        assert!(good(&ended).iter().all(|told| found.contains(told)), "told as stored, and not there: {ended:?}");
     }
     println!("{kept} blocks were stored before their store was cancelled");
     daemon.until("all leases are given back", is_quiet);
@@ -192,16 +197,16 @@ fn b2_a_load_beside_the_store_of_the_same_blocks_is_right_or_a_miss() {
     let (mut writer, mut reader) = (Worker::new(&daemon.socket), Worker::new(&daemon.socket));
     for round in 0..20 {
         writer.fill(round);
-        let plans: Vec<BlockPlan> = (0..32).map(|block| at(0, 1000 * (round + 1) + block, block as i64)).collect();
-        let store = writer.runtime.store(&plans);
-        let load = reader.runtime.load(&plans);
-        let loaded = reader.runtime.wait(load).expect("known");
-        let stored = writer.runtime.wait(store).expect("known");
-        assert!(stored.outcomes.iter().all(|outcome| is_stored(*outcome)), "{:?}", stored.outcomes);
-        for (plan, outcome) in plans.iter().zip(&loaded.outcomes) {
-            match outcome {
-                Outcome::Loaded { .. } => assert!(reader.bytes(plan) == writer.bytes(plan), "wrong bytes"),
-                other => assert!(matches!(other, Outcome::Missed(_)), "{other:?}"),
+        let plans: Vec<BlockTransferPlan> =
+            (0..32).map(|block| at(0, 1000 * (round + 1) + block, block as i64)).collect();
+        let store = writer.begin_store(&plans);
+        let load = reader.begin_load(&plans);
+        let (loaded, stored) = (reader.runtime.wait(load), writer.runtime.wait(store));
+        assert_eq!(good(&stored).len(), plans.len(), "{stored:?}");
+        for (plan, block) in plans.iter().zip(&loaded.blocks) {
+            match block.result {
+                KeyResult::Done => assert!(reader.bytes(plan) == writer.bytes(plan), "wrong bytes"),
+                other => assert_eq!(other, KeyResult::Missed),
             }
         }
     }
@@ -215,7 +220,7 @@ fn of_a_chain_that_does_not_fit_its_head_is_left() {
     let daemon = place.serve();
     let (mut worker, mut flood) = (Worker::new(&daemon.socket), Engine::new(&daemon.socket));
     worker.fill(9);
-    let chain: Vec<BlockPlan> = (0..u64::from(BLOCKS)).map(|number| plan(0, number)).collect();
+    let chain: Vec<BlockTransferPlan> = (0..u64::from(BLOCKS)).map(|number| plan(0, number)).collect();
     worker.store_all(&chain);
     let mut scheduler = scheduler(&daemon.socket);
     let mut next = 1_000_000;
@@ -237,19 +242,19 @@ fn published_blocks_that_are_gone_are_told_once() {
     worker.fill(10);
     let stored = plans(0..8);
     worker.store_all(&stored);
-    worker.runtime.publish(keys(&stored[..6]));
-    assert_eq!(worker.runtime.take_evicted(), []);
+    worker.runtime.publish(JobId(1), &stored[..6]);
+    assert_eq!(worker.runtime.take_evicted_keys(), []);
     assert!(scheduler.clear());
     let mut gone = Vec::new();
     until("their end is told", || {
-        gone.extend(worker.runtime.take_evicted());
+        gone.extend(worker.runtime.take_evicted_keys());
         (gone.len() >= 6).then_some(())
     });
     gone.sort_unstable();
-    let mut expected = keys(&stored[..6]);
+    let mut expected: Vec<ObjectKey> = keys(&stored[..6]).into_iter().map(ObjectKey::Block).collect();
     expected.sort_unstable();
     assert_eq!(gone, expected);
-    assert_eq!(worker.runtime.take_evicted(), []);
+    assert_eq!(worker.runtime.take_evicted_keys(), []);
 }
 
 #[test]

@@ -3,16 +3,15 @@
 use std::path::Path;
 use std::time::Duration;
 
-use umbp_client::Outcome;
-use umbp_client::runtime::{
-    BlockPlan, JobNumber, MemoryRange, RuntimeOptions, SchedulerRuntime, Settled, WorkerRuntime,
-};
+use umbp_client::runtime::{MemoryRange, RuntimeOptions, SchedulerRuntime, WorkerRuntime};
+use umbp_connector_core::job::KeyResult;
 use umbp_connector_core::key::{BlockHash, GroupId, LocalKey, Rank};
 use umbp_connector_core::layout::{Layout, Region, Registered};
+use umbp_connector_core::plan::{BlockId, BlockTransferPlan, ObjectKey};
+use umbp_connector_core::runtime::{JobId, Runtime as _, TransferJobState};
 
 use crate::common::client::descriptor;
 use crate::common::until;
-use crate::rig::{is_loaded, is_stored};
 
 /// Blocks of each group that the engine has.
 pub(crate) const BLOCKS: u32 = 64;
@@ -28,21 +27,32 @@ pub(crate) fn key(group: u16, number: u64) -> LocalKey {
 }
 
 /// Block `number` of a chain, at the engine's block of the same number.
-pub(crate) fn plan(group: u16, number: u64) -> BlockPlan {
+pub(crate) fn plan(group: u16, number: u64) -> BlockTransferPlan {
     at(group, number, number as i64)
 }
 
-pub(crate) fn at(group: u16, number: u64, block: i64) -> BlockPlan {
-    let parent = number.checked_sub(1).map(|before| key(group, before));
-    BlockPlan { key: key(group, number), block, group: GroupId(group), parent, depth: number as u32 }
+pub(crate) fn at(group: u16, number: u64, block: i64) -> BlockTransferPlan {
+    BlockTransferPlan {
+        key: ObjectKey::Block(key(group, number)),
+        block_id: BlockId(block),
+        group: Some(GroupId(group)),
+        block_hash: None,
+        parent: number.checked_sub(1).map(|before| key(group, before).hash),
+        depth: number as u32,
+        request: None,
+    }
 }
 
-pub(crate) fn plans(numbers: impl IntoIterator<Item = u64>) -> Vec<BlockPlan> {
+pub(crate) fn plans(numbers: impl IntoIterator<Item = u64>) -> Vec<BlockTransferPlan> {
     numbers.into_iter().map(|number| plan((number % 2) as u16, number)).collect()
 }
 
-pub(crate) fn keys(plans: &[BlockPlan]) -> Vec<LocalKey> {
-    plans.iter().map(|plan| plan.key).collect()
+pub(crate) fn keys(plans: &[BlockTransferPlan]) -> Vec<LocalKey> {
+    let key = |plan: &BlockTransferPlan| match &plan.key {
+        ObjectKey::Block(key) => *key,
+        text => panic!("no key: {text:?}"),
+    };
+    plans.iter().map(key).collect()
 }
 
 /// A worker, and the memory of its engine.
@@ -55,6 +65,7 @@ pub(crate) struct Worker {
 pub(crate) fn options(socket: &Path) -> RuntimeOptions {
     let mut options = RuntimeOptions::new(socket, descriptor());
     options.timeout = TIMEOUT;
+    options.key_namespace = Some("test".to_owned());
     options
 }
 
@@ -117,33 +128,55 @@ impl Worker {
         }
     }
 
-    pub(crate) fn bytes(&self, plan: &BlockPlan) -> Vec<u8> {
-        let parts = Self::parts(plan.group.0, plan.block);
+    pub(crate) fn bytes(&self, plan: &BlockTransferPlan) -> Vec<u8> {
+        let parts = Self::parts(plan.group.expect("a group").0, plan.block_id.0);
         parts.into_iter().flat_map(|(place, range)| self.memory[place][range].to_vec()).collect()
     }
 
-    pub(crate) fn end(&mut self, job: JobNumber) -> Settled {
+    pub(crate) fn end(&mut self, job: JobId) -> TransferJobState {
         until("a job ends", || self.runtime.poll(job))
     }
 
-    pub(crate) fn store(&mut self, plans: &[BlockPlan]) -> Vec<Outcome> {
-        let job = self.runtime.store(plans);
-        self.end(job).outcomes
+    pub(crate) fn begin_store(&mut self, plans: &[BlockTransferPlan]) -> JobId {
+        self.runtime.store_blocks(plans).expect("memory is registered")
     }
 
-    pub(crate) fn load(&mut self, plans: &[BlockPlan]) -> Settled {
-        let job = self.runtime.load(plans);
+    pub(crate) fn begin_load(&mut self, plans: &[BlockTransferPlan]) -> JobId {
+        self.runtime.load_blocks(plans).expect("memory is registered")
+    }
+
+    pub(crate) fn store(&mut self, plans: &[BlockTransferPlan]) -> TransferJobState {
+        let job = self.begin_store(plans);
         self.end(job)
     }
 
-    pub(crate) fn store_all(&mut self, plans: &[BlockPlan]) {
-        let outcomes = self.store(plans);
-        assert!(outcomes.iter().all(|outcome| is_stored(*outcome)), "{outcomes:?}");
+    pub(crate) fn load(&mut self, plans: &[BlockTransferPlan]) -> TransferJobState {
+        let job = self.begin_load(plans);
+        self.end(job)
     }
 
-    pub(crate) fn loads_all(&mut self, plans: &[BlockPlan]) -> bool {
-        self.load(plans).outcomes.iter().all(|outcome| is_loaded(*outcome))
+    pub(crate) fn store_all(&mut self, plans: &[BlockTransferPlan]) {
+        let ended = self.store(plans);
+        assert!(ended.blocks.iter().all(|block| block.result == KeyResult::Done), "{ended:?}");
     }
+
+    pub(crate) fn loads_all(&mut self, plans: &[BlockTransferPlan]) -> bool {
+        good(&self.load(plans)).len() == plans.len()
+    }
+}
+
+/// Places of the blocks that are where they should be.
+pub(crate) fn good(ended: &TransferJobState) -> Vec<usize> {
+    places(ended, KeyResult::is_good)
+}
+
+/// Places of the blocks that failed.
+pub(crate) fn failed(ended: &TransferJobState) -> Vec<usize> {
+    places(ended, KeyResult::is_failure)
+}
+
+fn places(ended: &TransferJobState, wanted: impl Fn(KeyResult) -> bool) -> Vec<usize> {
+    ended.blocks.iter().enumerate().filter(|(_, block)| wanted(block.result)).map(|(place, _)| place).collect()
 }
 
 pub(crate) fn scheduler(socket: &Path) -> SchedulerRuntime {
