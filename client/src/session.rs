@@ -12,9 +12,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak, mpsc};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use umbp_protocol::encode_request;
 use umbp_protocol::frame::Decoder;
 use umbp_protocol::message::{LeaseId, NamespaceId, Reply, Request, SegmentId, Welcome};
-use umbp_protocol::{encode_request, fds};
 
 use crate::clock::{after, now_ns};
 use crate::job::Job;
@@ -150,21 +153,34 @@ impl Session {
             Err((error, then)) => return then(Err(error)),
         };
         let bytes = encode_request(id, request);
-        let sent = {
-            let _sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
-            fds::send_all(&self.socket, &bytes, &[])
-        };
-        match sent {
+        match self.send(&bytes, due_ns) {
             Ok(()) => {
                 if let Some(owner) = self.owner.upgrade() {
                     owner.keeper.nudge(due_ns);
                 }
             }
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
                 self.lose(Error::TimedOut { request: name, after: self.call_timeout });
             }
             Err(error) => self.lose(Error::SessionLost(format!("send {name}: {error}"))),
         }
+    }
+
+    /// Sends all bytes, waiting at most until then for the daemon to read. The socket's own time-out would begin anew
+    /// with each part that it takes. An error leaves the stream in doubt.
+    fn send(&self, bytes: &[u8], due_ns: u64) -> std::io::Result<()> {
+        let _sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = bytes;
+        while !left.is_empty() {
+            match rustix::net::send(&self.socket, left, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(0) => return Err(std::io::ErrorKind::WriteZero.into()),
+                Ok(count) => left = &left[count..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => wait_writable(&self.socket, due_ns)?,
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
     }
 
     /// Sends a request whose answer changes nothing here.
@@ -281,6 +297,19 @@ impl Session {
                 }
             }));
         }
+    }
+}
+
+/// Waits until the socket takes bytes, or is closed.
+fn wait_writable(socket: &UnixStream, due_ns: u64) -> std::io::Result<()> {
+    let left = Duration::from_nanos(due_ns.saturating_sub(now_ns()));
+    if left.is_zero() {
+        return Err(std::io::ErrorKind::TimedOut.into());
+    }
+    let timeout = rustix::event::Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+    match rustix::event::poll(&mut [PollFd::new(socket, PollFlags::OUT)], Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) const BLOCKS: u32 = 64;
 /// allocation of its own, with a gap between blocks where stride and bytes differ.
 pub(crate) const LAYERS: [(&str, u16, u64, u64, u64); 3] =
     [("a", 0, 12 << 10, 8 << 10, 12 << 10), ("b", 0, 16 << 10, 16 << 10, 8 << 10), ("c", 1, 4 << 10, 4 << 10, 4 << 10)];
-pub(crate) const TIMEOUT: Duration = Duration::from_millis(400);
+pub(crate) const TIMEOUT: Duration = Duration::from_millis(1500);
 
 pub(crate) fn key(group: u16, number: u64) -> LocalKey {
     let hash = BlockHash::new(&number.to_be_bytes()).expect("a hash");
