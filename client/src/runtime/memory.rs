@@ -40,6 +40,9 @@ pub enum MemoryError {
         /// The group.
         group: u16,
     },
+    /// Memory is registered already.
+    #[error("engine memory is registered already: make a new runtime for other memory")]
+    Twice,
     /// The client refused a range.
     #[error(transparent)]
     Client(#[from] Error),

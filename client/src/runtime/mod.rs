@@ -5,6 +5,29 @@
 //! restarted is misses and failed blocks. The daemon being away is told once for each time ([`Notice`]), for the host
 //! to show.
 //!
+//! ```no_run
+//! use umbp_client::runtime::{Hold, MemoryRange, RuntimeOptions, SchedulerRuntime, WorkerRuntime};
+//! use umbp_connector_core::layout::Layout;
+//! use umbp_connector_core::namespace::NamespaceDescriptor;
+//! use umbp_connector_core::runtime::Runtime as _;
+//!
+//! # fn of_the_engine() -> (Layout, Vec<MemoryRange>, Vec<umbp_connector_core::plan::BlockTransferPlan>) { todo() }
+//! # fn todo<T>() -> T { std::process::abort() }
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let options = RuntimeOptions::new("/run/umbp/umbpd.sock", NamespaceDescriptor::default().with("model", "m"));
+//! let mut scheduler = SchedulerRuntime::start(&options)?;
+//! let mut worker = WorkerRuntime::start(&options)?;
+//! let (layout, ranges, plans) = of_the_engine();
+//! // SAFETY: the engine's memory outlives the worker, and nobody touches blocks whose job is open.
+//! unsafe { worker.register(layout, 1024, &ranges)? };
+//! if let Some(job) = worker.store_blocks(&plans) {
+//!     println!("{:?}", worker.wait(job).status());
+//! }
+//! println!("{:?}", scheduler.lookup(&[], Hold::Hits));
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Modules in reading order: `options`, `memory` (blocks to runs), `transfer` (jobs of any size, bounded waits),
 //! `worker`, `holds` (who still wants a hold), `scheduler`, `notice`.
 

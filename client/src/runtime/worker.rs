@@ -69,6 +69,9 @@ impl WorkerRuntime {
     /// Every range stays mapped, readable and writable, until this runtime is dropped. While a job is open, nobody
     /// else writes the memory of its blocks, and of a load nobody reads it either.
     pub unsafe fn register(&mut self, layout: Layout, blocks: u32, ranges: &[MemoryRange]) -> Result<(), MemoryError> {
+        if self.memory.is_some() {
+            return Err(MemoryError::Twice);
+        }
         // SAFETY: as the caller promises; the client ends with this runtime.
         self.memory = Some(unsafe { EngineMemory::register(&self.client, layout, blocks, ranges) }?);
         Ok(())

@@ -5,7 +5,7 @@ use std::time::Duration;
 use umbp_client::runtime::{Hold, MemoryError, SchedulerRuntime, Unanswered, WorkerRuntime};
 use umbp_connector_core::job::KeyResult;
 use umbp_connector_core::key::GroupId;
-use umbp_connector_core::plan::{BlockId, BlockTransferPlan, ObjectKey};
+use umbp_connector_core::plan::{BlockId, BlockTransferPlan, ObjectKey, PlanRuns};
 use umbp_connector_core::runtime::{JobId, Runtime as _};
 
 use crate::common::daemon::{Daemon, Place};
@@ -271,7 +271,16 @@ fn memory_that_does_not_hold_all_blocks_is_refused() {
     assert!(matches!(refused, Err(MemoryError::Outside { block: 8, group: 0 })), "{refused:?}");
     let twice = [ranges[0], ranges[0]];
     // SAFETY: as above.
-    let refused = unsafe { runtime.register(layout, 8, &twice) };
+    let refused = unsafe { runtime.register(layout.clone(), 8, &twice) };
     assert!(matches!(refused, Err(MemoryError::Overlap { .. })), "{refused:?}");
+    let plans = plans(0..1);
+    assert!(runtime.load_blocks(&plans).is_none(), "without memory it declines");
+    let job = runtime.load(&plans, &PlanRuns::of(&plans, Some(&layout)));
+    assert_eq!(failed(&runtime.wait(job)), [0]);
+    // SAFETY: as above.
+    unsafe { runtime.register(layout.clone(), 8, &ranges) }.expect("all blocks are inside");
+    // SAFETY: as above.
+    let refused = unsafe { runtime.register(layout, 8, &ranges) };
+    assert!(matches!(refused, Err(MemoryError::Twice)), "{refused:?}");
     drop(runtime);
 }
