@@ -12,6 +12,9 @@
 pub mod job;
 pub mod key;
 pub mod layout;
+pub mod metadata;
 pub mod namespace;
 pub mod plan;
 pub mod runtime;
+pub mod topology;
+pub mod worker;

@@ -109,15 +109,6 @@ impl BlockTransferPlan {
         let request = Some(request.clone());
         Self { key, block_id, group: Some(group), block_hash: None, parent: None, depth: 0, request }
     }
-
-    /// The same block on another rank; unchanged without a rank or a group.
-    pub fn localized(&self, rank: Option<Rank>) -> Self {
-        let mut plan = self.clone();
-        if let (Some(rank), Some(group)) = (rank, self.group) {
-            plan.key = self.key.localized(group, rank);
-        }
-        plan
-    }
 }
 
 /// Blocks of one request, moved as one job. Its rows share the request.

@@ -1,10 +1,10 @@
 //! The golden layouts, replayed, and what every layout keeps.
-//!
-//! `UMBP_CONFORMANCE_DIR` names another folder with a `layout.jsonl`.
+
+mod common;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 
+use common::{golden, replay_all};
 use proptest::prelude::*;
 use serde_json::Value;
 use umbp_connector_core::key::GroupId;
@@ -69,31 +69,16 @@ fn range(layout: &Layout, run: &Run) -> Value {
     })
 }
 
-fn cases() -> Vec<Value> {
-    let shipped = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/conformance"));
-    let folder = std::env::var_os("UMBP_CONFORMANCE_DIR").map_or(shipped, PathBuf::from);
-    let path = folder.join("layout.jsonl");
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
-}
-
 #[test]
 fn every_golden_layout_is_reproduced() {
-    let cases = cases();
-    let wrong: Vec<String> = cases
-        .iter()
-        .enumerate()
-        .filter_map(|(index, case)| replay(case).err().map(|error| format!("line {}: {error}", index + 1)))
-        .collect();
-    assert!(wrong.is_empty(), "{} of {} differ:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
-    assert!(std::env::var_os("UMBP_CONFORMANCE_DIR").is_some() || cases.len() == CASES, "{}", cases.len());
+    replay_all("layout.jsonl", CASES, replay);
 }
 
 /// The replay itself can fail: each golden case, spoiled in one number or text, is found out.
 #[test]
 fn a_spoiled_line_is_found_out() {
     let mut spoiled = 0;
-    for case in cases() {
+    for case in golden("layout.jsonl").0 {
         let Some(queries) = case.get("queries").and_then(Value::as_array) else {
             let mut accepted = case.clone();
             accepted["register_error"] = Value::Bool(false);

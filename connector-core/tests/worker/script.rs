@@ -1,0 +1,157 @@
+//! A runtime that does what a script says, and remembers what it was asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use umbp_connector_core::job::KeyResult;
+use umbp_connector_core::plan::{BlockTransferPlan, ObjectKey, PlanRuns};
+use umbp_connector_core::runtime::{BlockResult, JobId, Runtime, TransferJobState};
+
+/// What a runtime does with an optional call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bulk {
+    Declines,
+    Accepts,
+}
+
+/// What a runtime does with a job that is to end early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancel {
+    /// It cannot, and waits.
+    Absent,
+    Cancels,
+    /// Too late: the job runs to its end.
+    Completes,
+}
+
+/// A call into the runtime, but for `poll`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Call {
+    Begin(&'static str, u64, Vec<(String, i64)>),
+    Job(&'static str, u64),
+    Close,
+}
+
+#[derive(Debug)]
+pub struct Script {
+    /// The name of the runtime's namespace, for keys as text.
+    pub namespace: String,
+    pub bulk_load: Bulk,
+    pub bulk_store: Bulk,
+    pub cancel: Cancel,
+    pub block_bytes: u64,
+    /// Plans and end of each job, by number.
+    jobs: Vec<ScriptedJob>,
+    /// How jobs will end that are waited for before they are settled.
+    armed: BTreeMap<u64, BTreeSet<String>>,
+    pub evicted: Vec<ObjectKey>,
+    pub calls: Vec<Call>,
+}
+
+#[derive(Debug)]
+struct ScriptedJob {
+    plans: Vec<BlockTransferPlan>,
+    ended: Option<TransferJobState>,
+    taken: bool,
+}
+
+impl Script {
+    pub fn new(namespace: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            bulk_load: Bulk::Declines,
+            bulk_store: Bulk::Declines,
+            cancel: Cancel::Cancels,
+            block_bytes: 4096,
+            jobs: Vec::new(),
+            armed: BTreeMap::new(),
+            evicted: Vec::new(),
+            calls: Vec::new(),
+        }
+    }
+
+    /// Sets how a job ends if it is waited for before it is settled.
+    pub fn arm(&mut self, job: u64, failed_keys: BTreeSet<String>) {
+        self.armed.insert(job, failed_keys);
+    }
+
+    /// Ends a job: the given keys fail, the rest completes.
+    pub fn settle(&mut self, job: u64, failed_keys: &BTreeSet<String>) {
+        let bytes = self.block_bytes;
+        let namespace = self.namespace.clone();
+        let Some(scripted) = self.jobs.get_mut(job as usize).filter(|job| job.ended.is_none()) else { return };
+        let end = |plan: &BlockTransferPlan| match failed_keys.contains(&plan.key.to_text(&namespace)) {
+            true => BlockResult { result: KeyResult::Missed, bytes: 0 },
+            false => BlockResult { result: KeyResult::Done, bytes },
+        };
+        scripted.ended = Some(TransferJobState { blocks: scripted.plans.iter().map(end).collect(), error: None });
+    }
+
+    fn begin(&mut self, call: &'static str, plans: &[BlockTransferPlan]) -> JobId {
+        let number = self.jobs.len() as u64;
+        let pair = |plan: &BlockTransferPlan| (plan.key.to_text(&self.namespace), plan.block_id.0);
+        self.calls.push(Call::Begin(call, number, plans.iter().map(pair).collect()));
+        self.jobs.push(ScriptedJob { plans: plans.to_vec(), ended: None, taken: false });
+        JobId(number)
+    }
+
+    /// Ends the job as it is armed, and gives its end away.
+    fn run_to_end(&mut self, job: JobId) -> TransferJobState {
+        let failed = self.armed.get(&job.0).cloned().unwrap_or_default();
+        self.settle(job.0, &failed);
+        self.poll(job).expect("a settled job has ended")
+    }
+}
+
+impl Runtime for Script {
+    fn load_blocks(&mut self, plans: &[BlockTransferPlan]) -> Option<JobId> {
+        (self.bulk_load == Bulk::Accepts).then(|| self.begin("load_blocks", plans))
+    }
+
+    fn load(&mut self, plans: &[BlockTransferPlan], _runs: &PlanRuns) -> JobId {
+        self.begin("load", plans)
+    }
+
+    fn store_blocks(&mut self, plans: &[BlockTransferPlan]) -> Option<JobId> {
+        (self.bulk_store == Bulk::Accepts).then(|| self.begin("store_blocks", plans))
+    }
+
+    fn store(&mut self, plans: &[BlockTransferPlan], _runs: &PlanRuns) -> JobId {
+        self.begin("store", plans)
+    }
+
+    fn poll(&mut self, job: JobId) -> Option<TransferJobState> {
+        let scripted = &mut self.jobs[job.0 as usize];
+        assert!(!scripted.taken, "the end of job {} is asked for again", job.0);
+        scripted.taken = scripted.ended.is_some();
+        scripted.ended.clone()
+    }
+
+    fn wait(&mut self, job: JobId) -> TransferJobState {
+        self.calls.push(Call::Job("wait", job.0));
+        self.run_to_end(job)
+    }
+
+    fn cancel(&mut self, job: JobId) -> TransferJobState {
+        if self.cancel == Cancel::Absent {
+            return self.wait(job);
+        }
+        self.calls.push(Call::Job("cancel", job.0));
+        let scripted = &mut self.jobs[job.0 as usize];
+        if self.cancel == Cancel::Cancels && scripted.ended.is_none() {
+            scripted.ended = Some(TransferJobState::all(scripted.plans.len(), KeyResult::Cancelled, 0));
+        }
+        self.run_to_end(job)
+    }
+
+    fn publish(&mut self, job: JobId, _plans: &[BlockTransferPlan]) {
+        self.calls.push(Call::Job("publish", job.0));
+    }
+
+    fn take_evicted_keys(&mut self) -> Vec<ObjectKey> {
+        std::mem::take(&mut self.evicted)
+    }
+
+    fn close(&mut self) {
+        self.calls.push(Call::Close);
+    }
+}
