@@ -1,13 +1,15 @@
 //! The connector's state machines, sans I/O: events in, actions out, time is an argument.
 //!
-//! What this crate holds: the identity of a KV block ([`key`], [`namespace`]), where its bytes lie in engine memory
-//! ([`layout`]), the life of a transfer job ([`job`]), what is to be moved ([`plan`]), and the seam to whatever moves it
-//! ([`runtime`]).
+//! What this crate holds: the identity of a KV block ([`key`], [`namespace`], [`topology`]), where its bytes lie in
+//! engine memory ([`layout`]), the life of a transfer job ([`job`]), what is to be moved ([`plan`]), what the two sides
+//! of the connector tell each other ([`metadata`]), the seam to whatever moves the bytes ([`runtime`]), and the worker's
+//! side ([`worker`]).
 //!
 //! What it does not do: it does no I/O, reads no clock, starts no thread, and knows neither a socket nor an object of
 //! an inference engine.
 //!
-//! Modules in reading order: [`key`], [`namespace`], [`layout`], [`job`], [`plan`], [`runtime`].
+//! Modules in reading order: [`key`], [`topology`], [`namespace`], [`layout`], [`job`], [`plan`], [`metadata`],
+//! [`runtime`], [`worker`].
 
 pub mod job;
 pub mod key;

@@ -1,14 +1,16 @@
 //! The golden traces: where they are, and how they are read.
 
+#![allow(dead_code, reason = "each test uses its part")]
+
 use std::path::PathBuf;
 
 use serde_json::Value;
 
 /// Names another folder with files of the same names.
-pub const FOLDER_VARIABLE: &str = "UMBP_CONFORMANCE_DIR";
+pub(crate) const FOLDER_VARIABLE: &str = "UMBP_CONFORMANCE_DIR";
 
 /// The lines of a golden file, and whether it is the shipped one.
-pub fn golden(file: &str) -> (Vec<Value>, bool) {
+pub(crate) fn golden(file: &str) -> (Vec<Value>, bool) {
     let other = std::env::var_os(FOLDER_VARIABLE);
     let shipped = other.is_none();
     let folder =
@@ -22,7 +24,7 @@ pub fn golden(file: &str) -> (Vec<Value>, bool) {
 }
 
 /// Replays every line; the test fails with all that differ, or if a shipped file has not `count` lines.
-pub fn replay_all(file: &str, count: usize, replay: impl Fn(&Value) -> Result<(), String>) {
+pub(crate) fn replay_all(file: &str, count: usize, replay: impl Fn(&Value) -> Result<(), String>) {
     let (cases, shipped) = golden(file);
     let name = |index: usize, case: &Value| match case["name"].as_str() {
         Some(name) => format!("line {} ({name})", index + 1),

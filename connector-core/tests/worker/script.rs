@@ -8,14 +8,14 @@ use umbp_connector_core::runtime::{BlockResult, JobId, Runtime, TransferJobState
 
 /// What a runtime does with an optional call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bulk {
+pub(crate) enum Bulk {
     Declines,
     Accepts,
 }
 
 /// What a runtime does with a job that is to end early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cancel {
+pub(crate) enum Cancel {
     /// It cannot, and waits.
     Absent,
     Cancels,
@@ -25,26 +25,26 @@ pub enum Cancel {
 
 /// A call into the runtime, but for `poll`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Call {
+pub(crate) enum Call {
     Begin(&'static str, u64, Vec<(String, i64)>),
     Job(&'static str, u64),
     Close,
 }
 
 #[derive(Debug)]
-pub struct Script {
+pub(crate) struct Script {
     /// The name of the runtime's namespace, for keys as text.
-    pub namespace: String,
-    pub bulk_load: Bulk,
-    pub bulk_store: Bulk,
-    pub cancel: Cancel,
-    pub block_bytes: u64,
+    pub(crate) namespace: String,
+    pub(crate) bulk_load: Bulk,
+    pub(crate) bulk_store: Bulk,
+    pub(crate) cancel: Cancel,
+    pub(crate) block_bytes: u64,
     /// Plans and end of each job, by number.
     jobs: Vec<ScriptedJob>,
     /// How jobs will end that are waited for before they are settled.
     armed: BTreeMap<u64, BTreeSet<String>>,
-    pub evicted: Vec<ObjectKey>,
-    pub calls: Vec<Call>,
+    pub(crate) evicted: Vec<ObjectKey>,
+    pub(crate) calls: Vec<Call>,
 }
 
 #[derive(Debug)]
@@ -55,7 +55,7 @@ struct ScriptedJob {
 }
 
 impl Script {
-    pub fn new(namespace: &str) -> Self {
+    pub(crate) fn new(namespace: &str) -> Self {
         Self {
             namespace: namespace.to_owned(),
             bulk_load: Bulk::Declines,
@@ -70,12 +70,12 @@ impl Script {
     }
 
     /// Sets how a job ends if it is waited for before it is settled.
-    pub fn arm(&mut self, job: u64, failed_keys: BTreeSet<String>) {
+    pub(crate) fn arm(&mut self, job: u64, failed_keys: BTreeSet<String>) {
         self.armed.insert(job, failed_keys);
     }
 
     /// Ends a job: the given keys fail, the rest completes.
-    pub fn settle(&mut self, job: u64, failed_keys: &BTreeSet<String>) {
+    pub(crate) fn settle(&mut self, job: u64, failed_keys: &BTreeSet<String>) {
         let bytes = self.block_bytes;
         let namespace = self.namespace.clone();
         let Some(scripted) = self.jobs.get_mut(job as usize).filter(|job| job.ended.is_none()) else { return };
