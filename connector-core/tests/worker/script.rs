@@ -43,6 +43,8 @@ pub(crate) struct Script {
     jobs: Vec<ScriptedJob>,
     /// How jobs will end that are waited for before they are settled.
     armed: BTreeMap<u64, BTreeSet<String>>,
+    /// How jobs end that are neither settled nor armed, by the number of the job: one result per plan, in turn.
+    pub(crate) unsettled: fn(u64) -> KeyResult,
     pub(crate) evicted: Vec<ObjectKey>,
     pub(crate) calls: Vec<Call>,
 }
@@ -64,6 +66,7 @@ impl Script {
             block_bytes: 4096,
             jobs: Vec::new(),
             armed: BTreeMap::new(),
+            unsettled: |_| KeyResult::Done,
             evicted: Vec::new(),
             calls: Vec::new(),
         }
@@ -86,6 +89,27 @@ impl Script {
         scripted.ended = Some(TransferJobState { blocks: scripted.plans.iter().map(end).collect(), error: None });
     }
 
+    /// Ends a job with one result per plan, in turn; a job that has ended keeps its end.
+    pub(crate) fn settle_as(&mut self, job: u64, results: &[KeyResult]) {
+        let bytes = self.block_bytes;
+        let Some(scripted) = self.jobs.get_mut(job as usize).filter(|job| job.ended.is_none()) else { return };
+        let results = results.iter().cycle().take(scripted.plans.len());
+        let block =
+            |result: &KeyResult| BlockResult { result: *result, bytes: if result.is_good() { bytes } else { 0 } };
+        scripted.ended = Some(TransferJobState { blocks: results.map(block).collect(), error: None });
+    }
+
+    /// A job's plans, how it ended, and whether the worker knows.
+    pub(crate) fn job(&self, job: u64) -> (&[BlockTransferPlan], Option<&TransferJobState>, bool) {
+        let scripted = &self.jobs[job as usize];
+        (&scripted.plans, scripted.ended.as_ref(), scripted.taken)
+    }
+
+    /// Jobs begun so far; their numbers are those below.
+    pub(crate) fn jobs(&self) -> u64 {
+        self.jobs.len() as u64
+    }
+
     fn begin(&mut self, call: &'static str, plans: &[BlockTransferPlan]) -> JobId {
         let number = self.jobs.len() as u64;
         let pair = |plan: &BlockTransferPlan| (plan.key.to_text(&self.namespace), plan.block_id.0);
@@ -96,8 +120,10 @@ impl Script {
 
     /// Ends the job as it is armed, and gives its end away.
     fn run_to_end(&mut self, job: JobId) -> TransferJobState {
-        let failed = self.armed.get(&job.0).cloned().unwrap_or_default();
-        self.settle(job.0, &failed);
+        match self.armed.get(&job.0).cloned() {
+            Some(failed) => self.settle(job.0, &failed),
+            None => self.settle_as(job.0, &[(self.unsettled)(job.0)]),
+        }
         self.poll(job).expect("a settled job has ended")
     }
 }
