@@ -123,6 +123,15 @@ fn registrations_that_cannot_be_are_refused() {
     assert!(matches!(Layout::register(&[region], |_| None), Err(RegisterError::NotRegistered { .. })));
 }
 
+/// I1: a layer that the layout leaves out (a group that is never kept) needs no tensor, and its group has no object.
+#[test]
+fn a_group_that_is_not_kept_is_nobodys() {
+    let layout = one(4096, 4096, 4096).unwrap();
+    assert_eq!(layout.object_bytes(Some(GroupId(1))), None);
+    assert_eq!(layout.runs(0, Some(GroupId(1))), Err(QueryError::UnknownGroup(GroupId(1))));
+    assert_eq!(layout.object_bytes(None), layout.object_bytes(Some(GroupId(0))));
+}
+
 #[test]
 fn a_block_beyond_the_address_space_is_an_error() {
     let layout = one(4096, 4096, 4096).unwrap();
@@ -152,7 +161,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// The runs of a block tile its object without gap, and those of two blocks share no byte; joining keeps both.
+    /// I6: with any mix of groups, each of its own bytes, the runs of a block tile its object without gap, and those of two blocks share no byte; joining keeps both.
     #[test]
     fn runs_tile_the_object_and_blocks_are_apart(layout in layout(), a in 0i64..1000, b in 0i64..1000, group in prop::option::of(0u16..3)) {
         let group = group.map(GroupId);

@@ -77,6 +77,10 @@ pub struct WorkerOptions {
 }
 
 /// The worker's side of the connector. Pure but for its runtime; one thread at a time.
+///
+/// What it keeps is bounded by the engine: open loads by its requests in flight, pending steps by the blocks that the
+/// scheduler holds for them, reports by what one step leaves until it is taken. How many jobs may be open is the
+/// runtime's to bound: it fails those beyond.
 #[derive(Debug)]
 pub struct Worker<R: Runtime> {
     runtime: R,

@@ -252,7 +252,8 @@ fn a_second_load_of_a_request_joins_the_first() {
     );
 }
 
-/// H2: keys carry the whole hash; those of two blocks differ wherever their hashes do.
+/// H2, H4: keys carry the whole hash, in which the engine puts adapters and images; those of two blocks differ wherever
+/// their hashes do.
 #[test]
 fn a_localized_key_keeps_every_byte_of_the_hash() {
     let rank = Rank { tp: 3, pcp: 1, dcp: 1, pp: 2 };
