@@ -18,7 +18,7 @@ use crate::worker::{TIMEOUT, Worker, at, failed, keys, plans, scheduler};
 const SLACK: Duration = Duration::from_millis(1200);
 
 /// Calls a function that may wait for the daemon, and checks that it comes back in time.
-fn in_time<T>(what: &str, call: impl FnOnce() -> T) -> T {
+pub(crate) fn in_time<T>(what: &str, call: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let answer = call();
     let took = start.elapsed();

@@ -6,6 +6,7 @@ mod common;
 
 mod away;
 mod child;
+mod connector;
 mod daemon_death;
 mod embedded;
 mod faults;

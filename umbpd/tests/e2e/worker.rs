@@ -118,19 +118,12 @@ impl Worker {
         LAYERS.iter().enumerate().filter_map(part).collect()
     }
 
-    /// Fills all memory with what depends on the byte's place, and on `seed`.
     pub(crate) fn fill(&mut self, seed: u64) {
-        for (place, memory) in self.memory.iter_mut().enumerate() {
-            for (at, word) in memory.chunks_mut(8).enumerate() {
-                let value = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (seed << 8) ^ place as u64;
-                word.copy_from_slice(&value.to_le_bytes());
-            }
-        }
+        fill(&mut self.memory, seed);
     }
 
     pub(crate) fn bytes(&self, plan: &BlockTransferPlan) -> Vec<u8> {
-        let parts = Self::parts(plan.group.expect("a group").0, plan.block_id.0);
-        parts.into_iter().flat_map(|(place, range)| self.memory[place][range].to_vec()).collect()
+        bytes(&self.memory, plan)
     }
 
     pub(crate) fn end(&mut self, job: JobId) -> TransferJobState {
@@ -163,6 +156,22 @@ impl Worker {
     pub(crate) fn loads_all(&mut self, plans: &[BlockTransferPlan]) -> bool {
         good(&self.load(plans)).len() == plans.len()
     }
+}
+
+/// Fills all memory with what depends on the byte's place, and on `seed`.
+pub(crate) fn fill(memory: &mut [Box<[u8]>], seed: u64) {
+    for (place, memory) in memory.iter_mut().enumerate() {
+        for (at, word) in memory.chunks_mut(8).enumerate() {
+            let value = (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (seed << 8) ^ place as u64;
+            word.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+}
+
+/// The bytes of a plan's block.
+pub(crate) fn bytes(memory: &[Box<[u8]>], plan: &BlockTransferPlan) -> Vec<u8> {
+    let parts = Worker::parts(plan.group.expect("a group").0, plan.block_id.0);
+    parts.into_iter().flat_map(|(place, range)| memory[place][range].to_vec()).collect()
 }
 
 /// Places of the blocks that are where they should be.
