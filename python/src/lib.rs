@@ -3,9 +3,9 @@
 //! What it does not do: importing it starts no thread and opens nothing; it knows no engine's object (that is
 //! `umbp.vllm`, in Python) and no tensor, only addresses. Every call that may block releases the interpreter first.
 //!
-//! Modules in reading order: [`client`] (what Python holds), [`layout`] (blocks to runs), [`embedded`] (a daemon of
-//! the engine's own), then within: `keys` (text
-//! keys), `memory` (registered addresses), `jobs` (a caller's job, in parts of bounded size).
+//! Modules in reading order: `client` (what Python holds), `layout` (blocks to runs), `embedded` (a daemon of the
+//! engine's own), then within: `keys` (text keys), `memory` (registered addresses), `jobs` (a caller's job, in parts of
+//! bounded size).
 
 mod client;
 mod embedded;

@@ -48,6 +48,16 @@ class Plain:
         return engine.one(prompt, max_tokens=max_tokens).tokens
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    """The line that runners of Rust's tests know."""
+    count = {name: len(terminalreporter.stats.get(name, ())) for name in ("passed", "failed", "error", "skipped")}
+    word = "ok" if exitstatus == 0 else "FAILED"
+    terminalreporter.write_line(
+        f"test result: {word}. {count['passed']} passed; {count['failed'] + count['error']} failed; "
+        f"{count['skipped']} ignored; 0 measured; 0 filtered out"
+    )
+
+
 @pytest.fixture(scope="session")
 def plain(model: Path) -> Plain:
     return Plain(model)

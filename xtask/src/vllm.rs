@@ -20,7 +20,7 @@ pub(crate) fn test(arguments: &[String]) -> Result {
     let python = environment(&engine, &wheel)?;
     lint(&engine, &python)?;
     let mut command = Command::new(&python);
-    command.args(["-m", "pytest", "--durations=0", "-v"]).args(arguments);
+    command.args(["-m", "pytest", "--durations=20", "-v"]).args(arguments);
     command.current_dir(shell::root().join("python/tests"));
     command.env("UMBP_TEST_MODEL", engine.join("tiny-model")).env_remove("PYTHONPATH");
     shell::run(&mut command)
