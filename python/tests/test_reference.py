@@ -73,5 +73,5 @@ class TestWithoutPrefixCache(NoPrefixCacheChecks):
 
     @pytest.fixture(scope="class")
     def engine(self, model: Path, daemon: Daemon) -> Iterator[Engine]:
-        with running(model, daemon, {}, prefix_caching=False, blocks=30) as engine:
+        with running(model, daemon, {"key_namespace": "auto"}, prefix_caching=False, blocks=30) as engine:
             yield engine
