@@ -278,7 +278,7 @@ impl Client {
     }
 
     /// Ends the session; when it returns, no thread touches registered memory any more.
-    fn close(&self, py: Python<'_>) {
+    pub(crate) fn close(&self, py: Python<'_>) {
         let client = lock(&self.inner).take();
         py.detach(|| drop(client));
     }

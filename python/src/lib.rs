@@ -4,15 +4,20 @@
 //! `umbp.vllm`, in Python) and no tensor, only addresses. Every call that may block releases the interpreter first.
 //!
 //! Modules in reading order: `client` (what Python holds), `layout` (blocks to runs), `embedded` (a daemon of the
-//! engine's own), then within: `keys` (text keys), `memory` (registered addresses), `jobs` (a caller's job, in parts of
-//! bounded size).
+//! engine's own), `identity` (an engine's namespace), `worker` (that side of the connector; `staged` for memory of a
+//! device), `step` (what it is told), then within: `keys` (text keys), `memory` (registered addresses), `jobs` (a
+//! caller's job, in parts of bounded size).
 
 mod client;
 mod embedded;
+mod identity;
 mod jobs;
 mod keys;
 mod layout;
 mod memory;
+mod staged;
+mod step;
+mod worker;
 
 use pyo3::prelude::*;
 
@@ -24,7 +29,13 @@ mod _umbp {
     #[pymodule_export]
     use super::embedded::Embedded;
     #[pymodule_export]
+    use super::identity::engine_descriptor;
+    #[pymodule_export]
     use super::layout::Layout;
+    #[pymodule_export]
+    use super::step::StepPlan;
+    #[pymodule_export]
+    use super::worker::Worker;
 
     /// The version of package, daemon and command line.
     #[pymodule_export]

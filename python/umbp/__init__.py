@@ -3,7 +3,28 @@
 Importing it starts no thread, opens nothing and touches no accelerator. The connector for vLLM is `umbp.vllm`.
 """
 
-from umbp._umbp import Client, Embedded, JobResult, Layout, __version__, default_socket
+from umbp._umbp import (
+    Client,
+    Embedded,
+    JobResult,
+    Layout,
+    StepPlan,
+    Worker,
+    __version__,
+    default_socket,
+    engine_descriptor,
+)
 from umbp.programs import program
 
-__all__ = ["Client", "Embedded", "JobResult", "Layout", "__version__", "default_socket", "program"]
+__all__ = [
+    "Client",
+    "Embedded",
+    "JobResult",
+    "Layout",
+    "StepPlan",
+    "Worker",
+    "__version__",
+    "default_socket",
+    "engine_descriptor",
+    "program",
+]

@@ -3,11 +3,32 @@
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from typing import Protocol
 
 __version__: str
 
 def default_socket() -> Path:
     """Where umbpd listens, and its clients look, if they are told nothing."""
+
+def engine_descriptor(
+    *,
+    key_namespace: str | None,
+    model: str,
+    revision: str | None,
+    block_hash: str,
+    kv_layout: str | None,
+    kv_dtype: str,
+    block_size: int,
+    sizes: tuple[int, int, int, int],
+    groups: Sequence[tuple[str, int, Sequence[tuple[str, Mapping[str, str]]]]],
+    drafter: tuple[str, str | None, str | None] | None,
+    extra: Mapping[str, str],
+) -> dict[str, str]:
+    """What must match for an engine's bytes to mean the same.
+
+    `sizes`: tp, pcp, dcp, pp. `groups`: (kind, block size, layers), each layer with every field that shapes its bytes.
+    `drafter`: method, model, revision.
+    """
 
 class JobResult:
     """How a job ended, one entry per key in the order of the job.
@@ -102,6 +123,101 @@ class Client:
 
     def close(self) -> None:
         """When it returns, no thread touches registered memory any more."""
+
+class StepPlan:
+    """Loads and stores of one engine step. Immutable; it can be pickled, for processes of the same build.
+
+    A load's block is (group, hash, block id); a store's has (parent's hash, depth) besides. Per request, the head of
+    the chain first.
+    """
+
+    def __init__(
+        self,
+        *,
+        async_load: bool = False,
+        store_event: int | None = None,
+        loads: Sequence[tuple[str, Sequence[tuple[int, bytes, int]]]] = (),
+        stores: Sequence[tuple[str, Sequence[tuple[int, bytes, int, bytes | None, int]]]] = (),
+        preempted: Sequence[str] = (),
+    ) -> None: ...
+    @property
+    def loads(self) -> list[tuple[str, int]]:
+        """Requests that load, with the number of their blocks."""
+
+    @property
+    def stores(self) -> list[tuple[str, int]]: ...
+    def to_bytes(self) -> bytes: ...
+    @staticmethod
+    def from_bytes(bytes: bytes) -> StepPlan: ...
+
+class Place(Protocol):
+    """A worker's place: parallel sizes (tp, pcp, dcp, pp), its index, tp ranks in a row that hold equal bytes."""
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def replicas(self) -> int: ...
+
+class Worker:
+    """The worker's side of the connector: turns steps into jobs and settles them. Each report is taken once.
+
+    `handle_preemptions`, `close` and, with synchronous loads, `start_load` and `wait_for_layer_load` may wait, at most
+    `timeout_ms`; nothing fails for want of a daemon. The memory of `ranges` stays mapped until `close` returns.
+    """
+
+    def __init__(
+        self,
+        socket: str | PathLike[str],
+        descriptor: Mapping[str, str],
+        *,
+        layout: Layout,
+        blocks: int,
+        ranges: Sequence[tuple[int, int]],
+        place: Place,
+        report_failed_requests: bool,
+        events: bool,
+        timeout_ms: int,
+        copy_threads: int | None = None,
+    ) -> None: ...
+    @staticmethod
+    def staged(
+        staging: object,
+        client: Client,
+        namespace: str,
+        *,
+        place: Place,
+        report_failed_requests: bool,
+        events: bool,
+        timeout_ms: int,
+    ) -> Worker:
+        """Over `umbp.vllm.staging.Staging`, whose client's keys are of `namespace`."""
+
+    def handle_preemptions(self, step: StepPlan) -> None: ...
+    def start_load(self, step: StepPlan) -> None: ...
+    def wait_for_layer_load(self) -> None: ...
+    def store(self, step: StepPlan) -> None: ...
+    def take_finished(self) -> list[str]:
+        """Requests whose asynchronous loads have ended."""
+
+    def take_failed_requests(self) -> list[str]: ...
+    def take_load_errors(self) -> list[int]:
+        """Blocks whose load failed."""
+
+    def take_store_events(self) -> list[tuple[int, int, list[tuple[int, bytes]]]]:
+        """Store events that have ended: (event, workers, failed objects as (group, hash))."""
+
+    def take_stats(self) -> dict[str, dict[str, int]]: ...
+    def take_removed(self) -> list[tuple[int, bytes]]:
+        """Blocks, as (group, hash), that this worker stored and no tier has any more."""
+
+    def notice(self) -> str | None:
+        """News for people: the daemon is away, or is there again."""
+
+    def counters(self) -> dict[str, int]: ...
+    def close(self) -> None:
+        """When it returns, no thread touches the engine's memory."""
 
 class Embedded:
     """This process's part in an engine's own daemon: the first process of a socket serves, the others attach to it.

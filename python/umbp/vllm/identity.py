@@ -1,19 +1,18 @@
 """What decides what a block's bytes mean, read from vLLM's objects."""
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from umbp import engine_descriptor
 
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
-FORMAT = "1"
-"""Of the descriptor. Another one never shares blocks with this."""
 SEED = "PYTHONHASHSEED"
 
 
@@ -22,28 +21,25 @@ class UnstableHashes(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Topology:
-    """Ranks that hold a shard of a block, and this worker's place among them. Ranks of equal bytes count once."""
+class Place:
+    """A worker's place among those that hold shards of a block."""
 
     sizes: tuple[int, int, int, int]
     """tp, pcp, dcp, pp."""
-    ranks: tuple[int, int, int, int]
+    index: int
+    """Of the worker in its engine; tensor parallel ranks are innermost."""
+    replicas: int
+    """Tensor parallel ranks in a row that hold equal bytes (MLA): they use one key, and the first to store wins."""
 
     @classmethod
-    def of(cls, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> "Topology":
+    def of(cls, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> "Place":
         parallel = vllm_config.parallel_config
-        tp, pp = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
         pcp = getattr(parallel, "prefill_context_parallel_size", 1)
         dcp = getattr(parallel, "decode_context_parallel_size", 1)
-        rank = parallel.rank
-        tp_rank = rank % tp
-        # Consecutive ranks may hold equal bytes (MLA): they use one key, and the first to store it wins.
-        replicas = getattr(kv_cache_config, "kv_tp_replicas", 1)
-        replicas = replicas if replicas > 1 and dcp == 1 and tp % replicas == 0 else 1
-        return cls(
-            (tp // replicas, pcp, dcp, pp),
-            (tp_rank // replicas, rank // tp % pcp, tp_rank % dcp, rank // (tp * pcp) % pp),
-        )
+        sizes = (parallel.tensor_parallel_size, pcp, dcp, parallel.pipeline_parallel_size)
+        replicas = max(1, getattr(kv_cache_config, "kv_tp_replicas", 1))
+        known = sizes[0] % replicas == 0 and replicas % dcp == 0
+        return cls(sizes, parallel.rank, replicas if known else 1)
 
 
 def layer_specs(group: "KVCacheGroupSpec") -> dict[str, "KVCacheSpec"]:
@@ -59,55 +55,49 @@ def descriptor(
     tensors: Mapping[str, "torch.Tensor"],
     key_namespace: str | None,
 ) -> dict[str, str]:
-    """Everything besides the tokens: what is not equal here never shares a block. `key_namespace` stands for the model,
-    never for the shape of its KV."""
+    """Everything besides the tokens: what is not equal here never shares a block. Adapters, salts and images are in
+    the block hashes."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
-    topology = Topology.of(vllm_config, kv_cache_config)
-    fields: dict[str, Any] = {
-        "format": FORMAT,
-        "connector": "umbp.vllm",
-        "block_size": cache.block_size,
-        "hash": [cache.prefix_caching_hash_algo, getattr(kv_cache_config, "hash_block_size", None)],
-        "kv_cache_dtype": cache.cache_dtype,
-        "kv_cache_layout": getattr(kv_cache_config, "kv_cache_layout", None),
-        "topology": dict(zip(("tp", "pcp", "dcp", "pp"), topology.sizes, strict=True)),
-        "groups": [_group(group) for group in kv_cache_config.kv_cache_groups],
-        "tensors": {name: _tensor(tensor) for name, tensor in tensors.items()},
-    }
-    if key_namespace is not None:
-        fields["key_namespace"] = key_namespace
-    else:
-        fields |= {
-            "model": [model.model, model.revision, str(model.dtype), model.quantization],
-            "speculative": _speculative(vllm_config),
-        }
-    return {name: _text(value) for name, value in fields.items()}
+    speculative = vllm_config.speculative_config
+    draft = getattr(speculative, "draft_model_config", None)
+    return engine_descriptor(
+        key_namespace=key_namespace,
+        model=model.model,
+        revision=model.revision,
+        block_hash=f"{cache.prefix_caching_hash_algo} {getattr(kv_cache_config, 'hash_block_size', None)}",
+        kv_layout=getattr(kv_cache_config, "kv_cache_layout", None),
+        kv_dtype=str(cache.cache_dtype),
+        block_size=cache.block_size,
+        sizes=Place.of(vllm_config, kv_cache_config).sizes,
+        groups=[_group(group, tensors) for group in kv_cache_config.kv_cache_groups],
+        drafter=None
+        if speculative is None
+        else (str(speculative.method), getattr(draft, "model", None), getattr(draft, "revision", None)),
+        extra={
+            "engine": "vllm",
+            "model_dtype": str(model.dtype),
+            "quantization": str(model.quantization),
+            "kv_tp_replicas": str(getattr(kv_cache_config, "kv_tp_replicas", 1)),
+        },
+    )
 
 
-def _group(group: "KVCacheGroupSpec") -> dict[str, Any]:
-    def spec(spec: "KVCacheSpec") -> dict[str, str]:
-        own = {field.name: str(getattr(spec, field.name)) for field in dataclass_fields(spec)}
-        return {"kind": type(spec).__name__} | own
-
-    return {"layers": {name: spec(own) for name, own in layer_specs(group).items()}}
+Group = tuple[str, int, list[tuple[str, dict[str, str]]]]
 
 
-def _tensor(tensor: "torch.Tensor") -> list[Any]:
+def _group(group: "KVCacheGroupSpec", tensors: Mapping[str, "torch.Tensor"]) -> Group:
+    layers = []
+    for name, spec in layer_specs(group).items():
+        fields = {field.name: str(getattr(spec, field.name)) for field in dataclass_fields(spec)}
+        tensor = {"tensor": _shape(tensors[name])} if name in tensors else {}
+        layers.append((name, {"kind": type(spec).__name__} | fields | tensor))
+    return type(group.kv_cache_spec).__name__, group.kv_cache_spec.block_size, layers
+
+
+def _shape(tensor: "torch.Tensor") -> str:
     """Without the number of blocks, and so without strides that depend on it."""
     order = sorted(range(1, tensor.dim()), key=tensor.stride, reverse=True)
-    return [str(tensor.dtype), list(tensor.shape[1:]), order]
-
-
-def _speculative(vllm_config: "VllmConfig") -> list[Any] | None:
-    speculative = vllm_config.speculative_config
-    if speculative is None:
-        return None
-    draft = getattr(speculative, "draft_model_config", None)
-    return [speculative.method, getattr(draft, "model", None), getattr(draft, "revision", None)]
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return f"{tensor.dtype} {list(tensor.shape[1:])} {order}"
 
 
 def check_hashes(algorithm: str) -> None:

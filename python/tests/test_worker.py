@@ -1,0 +1,260 @@
+"""The worker's side of the connector, with tensors of the CPU and no engine: copied by the client, and staged."""
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from daemon import Daemon
+from store import gather, wait_for
+
+from umbp import Client, Layout, StepPlan, Worker, engine_descriptor
+from umbp.vllm import staging
+from umbp.vllm.staging import Staging
+
+BLOCKS, NUMBERS = 16, 256
+STRIDE = NUMBERS * 4
+LAYERS = ("first", "second")
+DESCRIPTOR = {"made by": "tests of the worker"}
+TIMEOUT_MS = 1000
+
+
+Ended = tuple[int, int, list[tuple[int, bytes]]]
+"""A store event, its workers, and what failed."""
+
+
+@dataclass
+class Place:
+    sizes: tuple[int, int, int, int] = (1, 1, 1, 1)
+    index: int = 0
+    replicas: int = 1
+
+
+def block_hash(number: int) -> bytes:
+    return number.to_bytes(32, "big")
+
+
+class Engine:
+    """A worker and its tensors."""
+
+    def __init__(self, daemon: Daemon, staged: bool, place: Place | None = None, by_request: bool = False) -> None:
+        self.tensors = {layer: torch.randn(BLOCKS, NUMBERS) for layer in LAYERS}
+        layers = [(layer, 0, STRIDE, STRIDE, index * STRIDE) for index, layer in enumerate(LAYERS)]
+        layout = Layout(layers, {name: (tensor.data_ptr(), STRIDE) for name, tensor in self.tensors.items()})
+        place = place or Place()
+        self.client = Client(daemon.socket, DESCRIPTOR, "staged", timeout_ms=TIMEOUT_MS, job_timeout_ms=TIMEOUT_MS)
+        assert self.client.wait_attached(10_000)
+        how: dict[str, Any] = {
+            "place": place,
+            "report_failed_requests": by_request,
+            "events": True,
+            "timeout_ms": TIMEOUT_MS,
+        }
+        if staged:
+            moved = Staging(self.client, layout, self.tensors, [0])
+            self.worker = Worker.staged(moved, self.client, "staged", **how)
+        else:
+            ranges = [(tensor.data_ptr(), BLOCKS * STRIDE) for tensor in self.tensors.values()]
+            self.worker = Worker(daemon.socket, DESCRIPTOR, layout=layout, blocks=BLOCKS, ranges=ranges, **how)
+
+    def store(
+        self, event: int, numbers: list[int], blocks: list[int]
+    ) -> list[tuple[int, int, list[tuple[int, bytes]]]]:
+        """Until the event has ended."""
+        rows = [
+            (0, block_hash(n), block, block_hash(numbers[depth - 1]) if depth else None, depth)
+            for depth, (n, block) in enumerate(zip(numbers, blocks, strict=True))
+        ]
+        self.worker.store(StepPlan(store_event=event, stores=[("request", rows)]))
+        ended: list[Ended] = []
+
+        def has_ended() -> bool:
+            self.worker.take_finished()
+            ended.extend(self.worker.take_store_events())
+            return bool(ended)
+
+        wait_for(has_ended, "the end of a store")
+        return ended
+
+    def load(self, numbers: list[int], blocks: list[int], async_load: bool = False) -> None:
+        rows = [(0, block_hash(n), block) for n, block in zip(numbers, blocks, strict=True)]
+        step = StepPlan(async_load=async_load, loads=[("request", rows)])
+        self.worker.handle_preemptions(step)
+        self.worker.start_load(step)
+        for _ in LAYERS:
+            self.worker.wait_for_layer_load()
+
+    def block(self, block: int) -> list[list[float]]:
+        return [self.tensors[layer][block].tolist() for layer in LAYERS]
+
+    def close(self) -> None:
+        self.worker.close()
+        self.client.close()
+
+
+@pytest.fixture(params=["direct", "staged"])
+def engine(request: pytest.FixtureRequest, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setattr(staging, "BUFFER_BYTES", 3 * 2 * STRIDE)
+    engine = Engine(daemon, staged=request.param == "staged")
+    wait_for(lambda: engine.client.clear()[1] == 0, "the end of all uses")
+    yield engine
+    engine.close()
+
+
+def test_what_a_step_stored_another_loads(engine: Engine) -> None:
+    numbers = list(range(1, 9))
+    assert engine.store(7, numbers, numbers) == [(7, 1, [])]
+    content = [engine.block(number) for number in numbers]
+    engine.load(numbers, [15 - number for number in numbers])
+    assert [engine.block(15 - number) for number in numbers] == content
+    assert engine.worker.take_load_errors() == []
+    stats = engine.worker.take_stats()
+    assert stats["store"] == {"submitted": 8, "completed": 8, "failed": 0, "num_bytes": 16 * STRIDE}
+    assert stats["load"] == {"submitted": 8, "completed": 8, "failed": 0, "num_bytes": 16 * STRIDE}
+    assert engine.worker.take_stats() == {}
+
+
+def test_an_asynchronous_load_is_reported_when_it_has_ended(engine: Engine) -> None:
+    engine.store(1, [1], [1])
+    engine.load([1], [5], async_load=True)
+    assert gather(engine.worker.take_finished) == ["request"]
+    assert engine.block(5) == engine.block(1)
+    assert engine.worker.take_finished() == []
+
+
+def test_exactly_the_failed_blocks_are_reported_once(engine: Engine) -> None:
+    """A3."""
+    engine.store(1, [1, 3], [1, 3])
+    engine.load([1, 2, 3], [5, 6, 7])
+    assert engine.worker.take_load_errors() == [6]
+    assert engine.worker.take_load_errors() == []
+
+
+def test_preempted_requests_touch_nothing_any_more(engine: Engine, daemon: Daemon) -> None:
+    """B1."""
+    engine.store(1, [1], [1])
+    before = engine.block(5)
+    daemon.hang()
+    try:
+        engine.load([1], [5], async_load=True)
+        engine.worker.handle_preemptions(StepPlan(preempted=["request"]))
+        assert engine.block(5) == before
+        assert engine.worker.take_finished() == []
+        assert engine.worker.take_load_errors() == []
+    finally:
+        daemon.hang(False)
+
+
+def test_a_hung_daemon_ends_loads_in_time(engine: Engine, daemon: Daemon) -> None:
+    """B7, D4."""
+    daemon.hang()
+    try:
+        engine.load([1, 2], [5, 6])
+        assert engine.worker.take_load_errors() == [5, 6]
+    finally:
+        daemon.hang(False)
+
+
+def test_a_closed_worker_does_and_reports_nothing(engine: Engine) -> None:
+    engine.worker.close()
+    engine.worker.close()
+    engine.load([1], [5])
+    engine.worker.store(StepPlan(store_event=1, stores=[("request", [(0, block_hash(1), 1, None, 0)])]))
+    assert engine.worker.take_load_errors() == []
+    assert engine.worker.take_store_events() == []
+
+
+def test_failures_are_told_by_request_where_blocks_do_not_tell(daemon: Daemon) -> None:
+    """I4."""
+    engine = Engine(daemon, staged=False, by_request=True)
+    engine.load([77], [5], async_load=True)
+    assert gather(engine.worker.take_finished) == ["request"]
+    assert engine.worker.take_failed_requests() == ["request"]
+    assert engine.worker.take_load_errors() == []
+    engine.close()
+
+
+def test_ranks_of_equal_bytes_share_a_key_and_others_do_not(daemon: Daemon) -> None:
+    """I5: MLA is stored once."""
+    places = [Place((4, 1, 1, 1), index, 4) for index in range(4)] + [Place((4, 1, 1, 1), 2, 1)]
+    engines = [Engine(daemon, staged=False, place=place) for place in places]
+    engines[0].client.clear()
+    before = daemon.status()["stored"]
+    for number, engine in enumerate(engines):
+        engine.store(number, [50], [1])
+    assert daemon.status()["stored"] - before == 2
+    engines[3].load([50], [5])
+    assert engines[3].block(5) == engines[0].block(1)
+    for engine in engines:
+        engine.close()
+
+
+def test_blocks_that_left_the_store_are_news(daemon: Daemon) -> None:
+    engine = Engine(daemon, staged=False)
+    engine.store(1, [90], [1])
+    wait_for(lambda: engine.client.clear()[1] == 0, "the end of all uses")
+    removed: list[tuple[int, bytes]] = []
+
+    def any_news() -> bool:
+        removed.extend(engine.worker.take_removed())
+        return bool(removed)
+
+    wait_for(any_news, "the news of a removal")
+    assert removed == [(0, block_hash(90))]
+    engine.close()
+
+
+def test_a_step_travels_between_processes_unchanged() -> None:
+    step = StepPlan(
+        async_load=True,
+        store_event=5,
+        loads=[("a", [(0, block_hash(1), 3), (2, b"\x07", 0)])],
+        stores=[("b", [(1, block_hash(2), 9, None, 0), (1, block_hash(3), 10, block_hash(2), 1)])],
+        preempted=["c"],
+    )
+    copy = pickle.loads(pickle.dumps(step))
+    assert (copy.loads, copy.stores, repr(copy)) == (step.loads, step.stores, repr(step))
+    assert copy.to_bytes() == step.to_bytes()
+    assert pickle.loads(pickle.dumps(StepPlan())).to_bytes() == StepPlan().to_bytes()
+
+
+def test_a_step_of_another_build_is_refused() -> None:
+    step = StepPlan(loads=[("a", [(0, block_hash(1), 3)])]).to_bytes()
+    for spoiled in (step[:-1], step + b"\0", step[:8] + b"x" + step[9:], b""):
+        with pytest.raises(ValueError, match="not a step of this build"):
+            StepPlan.from_bytes(spoiled)
+
+
+def test_every_property_of_an_engine_separates_blocks() -> None:
+    """H3, H6."""
+    base: dict[str, Any] = {
+        "key_namespace": None,
+        "model": "m",
+        "revision": None,
+        "block_hash": "sha256",
+        "kv_layout": "HND",
+        "kv_dtype": "fp8_e4m3",
+        "block_size": 16,
+        "sizes": (1, 1, 1, 1),
+        "groups": [("FullAttentionSpec", 16, [("layer", {"head_size": "64"})])],
+        "drafter": None,
+        "extra": {},
+    }
+    others = {
+        "key_namespace": "team",
+        "model": "n",
+        "revision": "",
+        "block_hash": "xxhash",
+        "kv_layout": "NHD",
+        "kv_dtype": "fp8_e5m2",
+        "block_size": 32,
+        "sizes": (2, 1, 1, 1),
+        "groups": [("FullAttentionSpec", 16, [("layer", {"head_size": "128"})])],
+        "drafter": ("eagle", None, None),
+        "extra": {"quantization": "awq"},
+    }
+    descriptors = [engine_descriptor(**base)]
+    descriptors += [engine_descriptor(**(base | {name: value})) for name, value in others.items()]
+    assert all(first != second for i, first in enumerate(descriptors) for second in descriptors[:i])
