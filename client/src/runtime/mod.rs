@@ -42,5 +42,6 @@ mod worker;
 pub use memory::{MemoryError, MemoryRange};
 pub use notice::Notice;
 pub use options::RuntimeOptions;
-pub use scheduler::{Hold, LOOKUPS_MAX, LookupId, SchedulerRuntime, Unanswered};
+pub use scheduler::{LOOKUPS_MAX, SchedulerRuntime, Unanswered};
+pub use umbp_connector_core::scheduler::{Hold, LookupId};
 pub use worker::{PUBLISHED_MAX, WorkerRuntime};

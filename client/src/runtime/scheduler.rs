@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use umbp_connector_core::key::LocalKey;
+use umbp_connector_core::scheduler::{Hold, LookupId, Lookups};
 use umbp_protocol::message::Found;
 
 use super::holds::Holds;
@@ -17,23 +18,10 @@ use crate::options::Error;
 /// Lookups under way; one beyond it is unanswered at once.
 pub const LOOKUPS_MAX: usize = 4096;
 
-/// A lookup under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LookupId(pub u64);
-
 /// There is no answer: the daemon is away, or did not answer in time. To be taken as a miss of every key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the daemon has not answered the lookup: taken as a miss")]
 pub struct Unanswered;
-
-/// Whether the hits of a lookup are kept from eviction until the load that may follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hold {
-    /// They are, for the runtime's `hold`.
-    Hits,
-    /// They are not.
-    Nothing,
-}
 
 #[derive(Debug)]
 struct UnderWay {
@@ -164,5 +152,31 @@ impl SchedulerRuntime {
             self.holds.take(held.map(|(key, _)| *key), Instant::now(), life);
         }
         Ok(found.iter().map(|found| matches!(found, Found::Hit { .. })).collect())
+    }
+}
+
+impl Lookups for SchedulerRuntime {
+    fn lookup(&mut self, keys: &[LocalKey], hold: Hold) -> Option<Vec<bool>> {
+        Self::lookup(self, keys, hold).ok()
+    }
+
+    fn submit(&mut self, keys: &[LocalKey], hold: Hold) -> LookupId {
+        Self::submit(self, keys, hold)
+    }
+
+    fn take(&mut self, lookup: LookupId) -> Option<Option<Vec<bool>>> {
+        Self::take(self, lookup).map(Result::ok)
+    }
+
+    fn cancel(&mut self, lookup: LookupId) {
+        Self::cancel(self, lookup);
+    }
+
+    fn unhold(&mut self, keys: &[LocalKey]) {
+        Self::unhold(self, keys);
+    }
+
+    fn clear(&mut self) -> bool {
+        Self::clear(self)
     }
 }
