@@ -37,7 +37,7 @@ impl Engine {
         }
         let answered = completion.status == Status::OK
             || (completion.status == Status::MISS
-                && matches!(operation.purpose, Purpose::Probe | Purpose::Delete { .. }));
+                && matches!(operation.purpose, Purpose::Probe | Purpose::Delete { .. } | Purpose::DeleteStray { .. }));
         if !answered {
             below.counters.error(completion.status);
         }
@@ -45,6 +45,7 @@ impl Engine {
             Purpose::Put { dram, lower, again } => self.put_done(tier, dram, lower, again, completion),
             Purpose::Get { dram, lower } => self.get_done(tier, dram, lower, operation.overdue, completion),
             Purpose::Delete { lower } => self.delete_done(tier, lower),
+            Purpose::DeleteStray { tenant, bytes } => self.tiers[tier].stray_gone(tenant, bytes),
             Purpose::Probe => {
                 self.tiers[tier].probing = false;
                 if self.tiers[tier].state == TierState::Degraded {

@@ -11,14 +11,14 @@ use umbp_protocol::message::{NamespaceId, WireKey};
 use super::api::{TierIndex, Time};
 use super::slab::NONE;
 use super::state::{DEPTH_MAX, DRAM, Engine};
-use super::tier::{BlockCopy, CopyState, LISTED, UNPLACED, Unplaced};
+use super::tier::{BlockCopy, CopyState, LISTED, Stray, UNPLACED, Unplaced};
 
 /// Recovered copies that get their place in one call.
 const PLACE_SLICE_BLOCKS: usize = 512;
 
 impl Engine {
     /// Blocks that a tier holds; their namespaces have been given by [`Engine::namespace`]. Answers how many are of
-    /// use: a malformed one, or one that is there already, is left out.
+    /// use: a malformed one is left out, and so is one that has been put anew meanwhile, which is deleted.
     pub fn recovered(&mut self, tier: TierIndex, blocks: &[RecoveredBlock], now: Time) -> usize {
         self.begin();
         let tier = usize::from(tier.0);
@@ -51,7 +51,18 @@ impl Engine {
         };
         let key = WireKey { namespace, local: block.key };
         let entry = self.index.find_or_insert(key, block.depth.min(DEPTH_MAX));
-        if self.index[entry].copies[tier] != NONE {
+        let known = self.index[entry].copies[tier];
+        if known != NONE {
+            if self.tiers[tier].copies[known].place != block.location {
+                self.tiers[tier].take_stray(Stray {
+                    key,
+                    location: block.location,
+                    length: block.length,
+                    checksum: block.checksum,
+                    bytes,
+                    tenant,
+                });
+            }
             return false;
         }
         let fresh = self.index[entry].copies.iter().all(|copy| *copy == NONE);

@@ -77,7 +77,8 @@ impl Engine {
     /// Nothing is queued for, or in flight in, a tier that still answers.
     pub fn is_idle(&self) -> bool {
         self.tiers.iter().filter(|tier| tier.running()).all(|tier| {
-            tier.in_flight == 0 && tier.queued_blocks == 0 && tier.retries.is_empty() && tier.deletes.is_empty()
+            let queued = tier.queued_blocks > 0 || !tier.retries.is_empty();
+            tier.in_flight == 0 && !queued && tier.deletes.is_empty() && tier.strays.is_empty()
         })
     }
 }

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, VecDeque};
 
 use umbp_plugin_api::Status;
+use umbp_protocol::message::WireKey;
 
 use super::api::{TierSettings, TierState};
 use super::policy::{Link, Nodes, Policy};
@@ -111,6 +112,16 @@ impl PartialOrd for Unplaced {
     }
 }
 
+/// What recovery found under a key that had been put anew by then.
+pub(super) struct Stray {
+    pub(super) key: WireKey,
+    pub(super) location: u64,
+    pub(super) length: u64,
+    pub(super) checksum: u64,
+    pub(super) bytes: u64,
+    pub(super) tenant: u16,
+}
+
 /// Counters of a tier; none ever decreases.
 #[derive(Default)]
 pub(super) struct TierCounters {
@@ -157,6 +168,8 @@ pub(super) struct Tier {
     /// Promotions (entries) that wait for an operation slot.
     pub(super) gets: VecDeque<u32>,
     pub(super) deletes: VecDeque<u32>,
+    /// Recovered second copies of blocks, to be deleted.
+    pub(super) strays: VecDeque<Stray>,
     pub(super) puts: VecDeque<QueuedPut>,
     /// Puts refused for lack of space (DRAM slots), to be tried once more.
     pub(super) retries: VecDeque<u32>,
@@ -190,6 +203,7 @@ impl Tier {
             counters: TierCounters::default(),
             gets: VecDeque::new(),
             deletes: VecDeque::new(),
+            strays: VecDeque::new(),
             puts: VecDeque::new(),
             retries: VecDeque::new(),
             queued_blocks: 0,
@@ -228,6 +242,19 @@ impl Tier {
             self.limit = (self.limit + step).min(self.settings.capacity);
             self.puts_since_limit = 0;
         }
+    }
+
+    /// Its room counts until it is deleted.
+    pub(super) fn take_stray(&mut self, stray: Stray) {
+        self.used[usize::from(stray.tenant)] += stray.bytes;
+        self.freeing[usize::from(stray.tenant)] += stray.bytes;
+        self.strays.push_back(stray);
+    }
+
+    pub(super) fn stray_gone(&mut self, tenant: u16, bytes: u64) {
+        self.deletes_in_flight -= 1;
+        self.used[usize::from(tenant)] -= bytes;
+        self.freeing[usize::from(tenant)] -= bytes;
     }
 
     pub(super) fn running(&self) -> bool {
