@@ -13,6 +13,7 @@ struct Table {
 pub(crate) fn table(status: &Value) -> String {
     let mut out = String::new();
     tiers(status, &mut out);
+    movers(status, &mut out);
     sessions(status, &mut out);
     let mut line = |name: &str, text: String| {
         if !text.is_empty() {
@@ -51,6 +52,20 @@ fn tiers(status: &Value, out: &mut String) {
     }
     table.print(out);
     out.push_str(&reports);
+}
+
+fn movers(status: &Value, out: &mut String) {
+    let mut table = Table::new(&["mover", "state", "backend"]);
+    let mut reports = String::new();
+    for mover in status["movers"].as_array().into_iter().flatten() {
+        table.rows.push(vec![text(&mover["name"]), text(&mover["state"]), text(&mover["backend"])]);
+        let _ = writeln!(reports, "{}: {}", text(&mover["name"]), text(&mover["report"]));
+    }
+    if table.rows.len() > 1 {
+        out.push('\n');
+        table.print(out);
+        out.push_str(&reports);
+    }
 }
 
 fn sessions(status: &Value, out: &mut String) {
@@ -157,6 +172,7 @@ mod tests {
                 {"name": "nvme", "state": "degraded", "used_bytes": 0, "capacity_bytes": 4_u64 << 30, "disk_bytes": 4096,
                  "hits": 2, "errors": {"corrupt": 3}, "counters": {"fallback.buffered": 1, "reads": 9}},
             ],
+            "movers": [{"name": "gpu", "state": "declared", "backend": "gpu-direct", "report": "no plugin for it"}],
             "sessions": [{"id": 4, "client": "vllm", "tenant": "default", "pid": 77, "leases": 1, "holds": 0}],
             "misses": {"absent": 5, "no_room": 0},
             "leases": {"read": 1, "write": 0},
@@ -169,6 +185,8 @@ mod tests {
             "degraded",
             "nvme: errors: corrupt 3",
             "nvme: fallbacks: buffered 1",
+            "gpu    declared  gpu-direct",
+            "gpu: no plugin for it",
             "vllm",
             "absent 5, no room 0",
             "read 1, write 0",

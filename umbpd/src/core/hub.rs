@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use umbp_config::Config;
 use umbp_protocol::message::{SegmentId, SessionId};
 
-use super::seat::{SessionSeat, TierSeat};
+use super::seat::{MoverSeat, SessionSeat, TierSeat};
 use crate::engine::Engine;
 use crate::engine::api::{TenantIndex, Time};
 use crate::process::now;
@@ -30,6 +30,8 @@ pub struct Facts {
     pub started: Instant,
     /// Words of each generation table.
     pub generation_words: u64,
+    /// Movers in config order.
+    pub movers: Vec<MoverSeat>,
 }
 
 /// A segment whose regions are being taken back, before it is made anew.

@@ -22,7 +22,7 @@ use crate::tier::{Command, lock};
 pub struct Ended {
     /// Work in flight ended before the deadline.
     pub drained: bool,
-    /// Plugins that did not return from shutdown. The process is to end without them, by `_exit`.
+    /// Plugins, of tiers and movers, that did not return from a call. The process is to end without them, by `_exit`.
     pub tiers_left: usize,
 }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use umbp_config::{Config, ConfigErrors, Write};
 
+use super::movers;
 use crate::core::Facts;
 use crate::core::seat::{Recovery, TierSeat};
 use crate::engine::Engine;
@@ -61,6 +62,14 @@ pub enum StartError {
         /// Why not.
         reason: String,
     },
+    /// A mover that is required cannot be loaded.
+    #[error("mover \"{mover}\" is required and cannot be loaded: {reason}; mend that, or set its `required` to false")]
+    Mover {
+        /// Its name.
+        mover: String,
+        /// Why not.
+        reason: String,
+    },
     /// The admin page cannot be served.
     #[error("cannot serve the admin page on {address}; set daemon.admin to another address, or to \"off\"")]
     Admin {
@@ -79,7 +88,7 @@ pub enum StartError {
     },
 }
 
-fn system(what: &'static str) -> impl Fn(std::io::Error) -> StartError {
+pub(super) fn system(what: &'static str) -> impl Fn(std::io::Error) -> StartError {
     move |source| StartError::System { what, source }
 }
 
@@ -107,6 +116,7 @@ impl Daemon {
             None => None,
             Some(address) => Some(admin::bind(address).map_err(|source| StartError::Admin { address, source })?),
         };
+        let movers = movers::load_all(&config, options.open_wait)?;
         let inbox = Arc::new(Inbox::default());
         let mut tiers = Tiers::bring_up(&config, &inbox, options.open_wait)?;
         let settings = settings(&config, &tiers);
@@ -116,7 +126,7 @@ impl Daemon {
         let fds = tables.fds().map_err(system("share the generation tables"))?;
         let bound = lock.bind(socket_mode(&config)).inspect_err(|_| tiers.give_up())?;
         Ok(Self {
-            facts: Facts { boot_id, config, origin: options.origin.clone(), started, generation_words },
+            facts: Facts { boot_id, config, origin: options.origin.clone(), started, generation_words, movers },
             engine: Engine::new(settings, Box::new(tables)),
             segments: std::mem::take(&mut tiers.segments),
             seats: tiers.seats,
