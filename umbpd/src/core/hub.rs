@@ -15,6 +15,7 @@ use super::seat::{MoverSeat, SessionSeat, TierSeat};
 use crate::engine::Engine;
 use crate::engine::api::{TenantIndex, Time};
 use crate::process::now;
+use crate::session::turned_away::Warned;
 use crate::tier::SegmentInfo;
 use crate::tier::inbox::Inbox;
 
@@ -57,6 +58,8 @@ pub struct Hub {
     pub connections: Cell<usize>,
     /// Sessions that ended with a reason of ours, by the reason's code.
     pub sessions_ended: RefCell<BTreeMap<String, u64>>,
+    /// When which trouble with connections was last warned of.
+    pub warned: Warned,
     pub(super) segments: RefCell<BTreeMap<u32, SegmentInfo>>,
     pub(super) retiring: RefCell<BTreeMap<u32, Retiring>>,
     pub(super) next_segment: Cell<u32>,
@@ -78,6 +81,7 @@ impl Hub {
             sessions: RefCell::default(),
             connections: Cell::new(0),
             sessions_ended: RefCell::default(),
+            warned: Warned::default(),
             segments: RefCell::default(),
             retiring: RefCell::default(),
             next_segment: Cell::new(0),
