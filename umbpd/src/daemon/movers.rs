@@ -11,7 +11,7 @@ use umbp_config::Config;
 use umbp_plugin_api::Role;
 use umbp_plugin_api::host::PluginInfo;
 
-use super::start::{StartError, system};
+use super::start::{MORE_THREADS, StartError, system};
 use crate::check::NO_MOVER_IS_USED;
 use crate::core::seat::MoverSeat;
 use crate::engine::api::TierState;
@@ -33,7 +33,7 @@ pub(super) fn load_all(config: &Arc<Config>, wait: Duration) -> Result<Vec<Mover
         std::thread::Builder::new()
             .name(format!("umbp-mover-{at}"))
             .spawn(move || load(&config, at, &folders, &say))
-            .map_err(system("start a mover's thread"))?;
+            .map_err(system("start a mover's thread", MORE_THREADS))?;
         seats.push(MoverSeat {
             name: mover.name.to_string(),
             backend: mover.backend.to_string(),

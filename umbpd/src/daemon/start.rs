@@ -29,6 +29,12 @@ const OPEN_MS_PER_GIB: u64 = 1_000;
 /// Tiers that are open already get this long to close when the start is refused.
 const REFUSED_SHUTDOWN_MS: u64 = 2_000;
 
+/// Remedies for what the system refuses.
+pub(super) const MORE_FILES: &str = "raise RLIMIT_NOFILE (`ulimit -n`, LimitNOFILE= of the unit)";
+pub(super) const MORE_THREADS: &str = "raise RLIMIT_NPROC (`ulimit -u`, LimitNPROC= and TasksMax= of the unit)";
+const MORE_TABLES: &str = "raise RLIMIT_NOFILE and the memory limit (LimitNOFILE= and MemoryMax= of the unit), or \
+                           configure fewer [[tenant]]s";
+
 /// What a start is told besides the deployment.
 #[derive(Clone, Debug)]
 pub struct StartOptions {
@@ -79,17 +85,19 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// The system refused something.
-    #[error("cannot {what}")]
+    #[error("cannot {what}; {remedy}")]
     System {
         /// What was tried.
         what: &'static str,
+        /// What to change.
+        remedy: &'static str,
         /// Why not.
         source: std::io::Error,
     },
 }
 
-pub(super) fn system(what: &'static str) -> impl Fn(std::io::Error) -> StartError {
-    move |source| StartError::System { what, source }
+pub(super) fn system(what: &'static str, remedy: &'static str) -> impl Fn(std::io::Error) -> StartError {
+    move |source| StartError::System { what, remedy, source }
 }
 
 /// A daemon whose tiers are open and whose socket is bound. [`Daemon::run`] serves.
@@ -110,7 +118,7 @@ impl Daemon {
     pub fn start(config: Config, options: &StartOptions) -> Result<Self, StartError> {
         let started = Instant::now();
         let config = Arc::new(config);
-        let boot_id = process::boot_id().map_err(system("read /dev/urandom"))?;
+        let boot_id = process::boot_id().map_err(system("read /dev/urandom", "give the daemon a /dev with it"))?;
         let lock = SocketLock::take(&config.daemon.socket)?;
         let admin = match *config.daemon.admin {
             None => None,
@@ -122,8 +130,8 @@ impl Daemon {
         let settings = settings(&config, &tiers);
         let generation_words = words_for(Engine::generation_words(&settings));
         let tables = Tables::new(config.tenants.len(), generation_words)
-            .map_err(|errno| system("make the generation tables")(errno.into()))?;
-        let fds = tables.fds().map_err(system("share the generation tables"))?;
+            .map_err(|errno| system("make the generation tables", MORE_TABLES)(errno.into()))?;
+        let fds = tables.fds().map_err(system("share the generation tables", MORE_TABLES))?;
         let bound = lock.bind(socket_mode(&config)).inspect_err(|_| tiers.give_up())?;
         Ok(Self {
             facts: Facts { boot_id, config, origin: options.origin.clone(), started, generation_words, movers },
@@ -174,7 +182,7 @@ impl Tiers {
             std::thread::Builder::new()
                 .name(format!("umbp-tier-{at}"))
                 .spawn(move || bring_up::run(order, &say))
-                .map_err(system("start a tier's thread"))?;
+                .map_err(system("start a tier's thread", MORE_THREADS))?;
             tiers.seats.push(TierSeat {
                 name: tier.name.to_string(),
                 backend: tier.backend.to_string(),
