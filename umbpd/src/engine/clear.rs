@@ -65,7 +65,7 @@ impl Engine {
                         self.delete_lower(tier, slot);
                     }
                 }
-                CopyState::Deleting | CopyState::Doomed => {}
+                CopyState::Deleting | CopyState::Undeleted | CopyState::Doomed => {}
                 _ => pinned = true,
             }
         }

@@ -4,6 +4,7 @@ use umbp_plugin_api::{Completion, Status};
 use umbp_protocol::message::{Event, MissReason, RemovedReason};
 
 use super::api::{Action, TierIndex, TierState, Time};
+use super::deletes::is_gone;
 use super::lower::Purpose;
 use super::slab::NONE;
 use super::state::{DRAM, Engine, Timer};
@@ -35,17 +36,18 @@ impl Engine {
         if !operation.overdue {
             below.misses_in_a_row = 0;
         }
-        let answered = completion.status == Status::OK
-            || (completion.status == Status::MISS
-                && matches!(operation.purpose, Purpose::Probe | Purpose::Delete { .. } | Purpose::DeleteStray { .. }));
+        let answered = match operation.purpose {
+            Purpose::Probe | Purpose::Delete { .. } | Purpose::DeleteStray { .. } => is_gone(completion.status),
+            _ => completion.status == Status::OK,
+        };
         if !answered {
             below.counters.error(completion.status);
         }
         match operation.purpose {
             Purpose::Put { dram, lower, again } => self.put_done(tier, dram, lower, again, completion),
             Purpose::Get { dram, lower } => self.get_done(tier, dram, lower, operation.overdue, completion),
-            Purpose::Delete { lower } => self.delete_done(tier, lower),
-            Purpose::DeleteStray { tenant, bytes } => self.tiers[tier].stray_gone(tenant, bytes),
+            Purpose::Delete { lower } => self.delete_done(tier, lower, completion.status, now),
+            Purpose::DeleteStray { stray } => self.stray_done(tier, stray, completion.status, now),
             Purpose::Probe => {
                 self.tiers[tier].probing = false;
                 if self.tiers[tier].state == TierState::Degraded {
@@ -151,14 +153,6 @@ impl Engine {
         self.hide(tier, lower, if lost { CopyState::Doomed } else { CopyState::Doubted });
     }
 
-    fn delete_done(&mut self, tier: usize, lower: u32) {
-        let copy = &self.tiers[tier].copies[lower];
-        let (bytes, tenant) = (u64::from(copy.bytes), usize::from(copy.tenant));
-        self.tiers[tier].deletes_in_flight -= 1;
-        self.tiers[tier].freeing[tenant] -= bytes;
-        self.free_lower(tier, lower);
-    }
-
     /// An operation is past its deadline. Who waits gets a miss; its buffer stays pinned until it really ends.
     pub(super) fn overdue(&mut self, id: u64, now: Time) {
         let Some(operation) = self.operations.get_mut(&id) else { return };
@@ -229,7 +223,7 @@ impl Engine {
             let operations = &self.operations;
             self.timers.retain(|(_, timer)| match timer {
                 Timer::Operation(id) => operations.get(id).is_some_and(|operation| operation.tier != tier),
-                Timer::Probe(probed) => usize::from(*probed) != tier,
+                Timer::Probe(other) | Timer::Deletes(other) => usize::from(*other) != tier,
                 _ => true,
             });
         }

@@ -26,7 +26,7 @@ pub(super) enum Purpose {
     Put { dram: u32, lower: u32, again: bool },
     Get { dram: u32, lower: u32 },
     Delete { lower: u32 },
-    DeleteStray { tenant: u16, bytes: u64 },
+    DeleteStray { stray: Stray },
     Probe,
 }
 
@@ -252,7 +252,8 @@ impl Engine {
                     self.tiers[tier].puts.push_back(put);
                     return false;
                 }
-                self.give_up_put(tier, put.dram, false);
+                let undeleted = self.tiers[tier].copies[lower].state == CopyState::Undeleted;
+                self.give_up_put(tier, put.dram, undeleted);
                 continue;
             }
             let need = self.tiers[tier].rounded(u64::from(self.index[entry].length));
@@ -369,7 +370,7 @@ impl Engine {
             location: stray.location,
             ..Operation::default()
         };
-        self.send(tier, Purpose::DeleteStray { tenant: stray.tenant, bytes: stray.bytes }, operation, now);
+        self.send(tier, Purpose::DeleteStray { stray: *stray }, operation, now);
     }
 
     fn send(&mut self, tier: usize, purpose: Purpose, mut operation: Operation, now: Time) {

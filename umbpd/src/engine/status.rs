@@ -73,6 +73,7 @@ impl Engine {
             "demoted": counters.demoted,
             "evicted": counters.evicted,
             "dropped": counters.dropped,
+            "undeleted_blocks": tier.undeleted_blocks(),
             "timeouts": counters.timeouts,
             "unknown_completions": counters.unknown_completions,
             "errors": error_status(tier),

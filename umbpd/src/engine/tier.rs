@@ -7,6 +7,7 @@ use umbp_plugin_api::Status;
 use umbp_protocol::message::WireKey;
 
 use super::api::{TierSettings, TierState};
+use super::deletes::DELETE_RETRY_NS;
 use super::policy::{Link, Nodes, Policy};
 use super::prefix_lru::PrefixLru;
 use super::slab::{NONE, Slab};
@@ -36,6 +37,8 @@ pub(super) enum CopyState {
     Doomed,
     /// Lower tiers: its delete is queued or submitted.
     Deleting,
+    /// Lower tiers: its delete failed and will be tried again; hidden, and its room taken, until it is done.
+    Undeleted,
     /// First tier: a late or dead writer may still write to it.
     Quarantined,
 }
@@ -113,6 +116,7 @@ impl PartialOrd for Unplaced {
 }
 
 /// What recovery found under a key that had been put anew by then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stray {
     pub(super) key: WireKey,
     pub(super) location: u64,
@@ -170,6 +174,13 @@ pub(super) struct Tier {
     pub(super) deletes: VecDeque<u32>,
     /// Recovered second copies of blocks, to be deleted.
     pub(super) strays: VecDeque<Stray>,
+    /// Copies whose delete failed, and that wait until it is tried again.
+    pub(super) undeleted: VecDeque<u32>,
+    pub(super) undeleted_strays: VecDeque<Stray>,
+    /// Time until the next try, in nanoseconds.
+    pub(super) delete_retry_ns: u64,
+    /// A timer stands for it.
+    pub(super) delete_retry_waits: bool,
     pub(super) puts: VecDeque<QueuedPut>,
     /// Puts refused for lack of space (DRAM slots), to be tried once more.
     pub(super) retries: VecDeque<u32>,
@@ -204,6 +215,10 @@ impl Tier {
             gets: VecDeque::new(),
             deletes: VecDeque::new(),
             strays: VecDeque::new(),
+            undeleted: VecDeque::new(),
+            undeleted_strays: VecDeque::new(),
+            delete_retry_ns: DELETE_RETRY_NS,
+            delete_retry_waits: false,
             puts: VecDeque::new(),
             retries: VecDeque::new(),
             queued_blocks: 0,
@@ -251,10 +266,9 @@ impl Tier {
         self.strays.push_back(stray);
     }
 
-    pub(super) fn stray_gone(&mut self, tenant: u16, bytes: u64) {
-        self.deletes_in_flight -= 1;
-        self.used[usize::from(tenant)] -= bytes;
-        self.freeing[usize::from(tenant)] -= bytes;
+    /// Blocks whose delete failed.
+    pub(super) fn undeleted_blocks(&self) -> usize {
+        self.undeleted.len() + self.undeleted_strays.len()
     }
 
     pub(super) fn running(&self) -> bool {
