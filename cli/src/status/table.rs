@@ -45,7 +45,7 @@ fn tiers(status: &Value, out: &mut String) {
             errors.to_string(),
         ]);
         let errors = counters(&tier["errors"]);
-        let details = [text(&tier["report"]), prefixed("errors: ", errors), fallbacks(&tier["counters"])];
+        let details = [text(&tier["report"]), prefixed("errors: ", errors), limit(tier), fallbacks(&tier["counters"])];
         for detail in details.iter().filter(|detail| !matches!(detail.as_str(), "" | "-")) {
             let _ = writeln!(reports, "{}: {detail}", text(&tier["name"]));
         }
@@ -96,6 +96,16 @@ fn blocks(status: &Value) -> String {
     let names = ["resident_blocks", "stored", "refused", "promotions", "evictions", "orphan_blocks"];
     let known = names.iter().filter_map(|name| Some((*name, status[*name].as_u64()?)));
     known.map(|(name, count)| format!("{} {count}", name.replace('_', " "))).collect::<Vec<_>>().join(", ")
+}
+
+/// What the tier's medium is believed to hold now, where that is less than its capacity.
+fn limit(tier: &Value) -> String {
+    match (tier["limit_bytes"].as_u64(), tier["capacity_bytes"].as_u64()) {
+        (Some(limit), Some(capacity)) if limit < capacity => {
+            format!("no more than {} fit now, the rest is tried by and by", size(&tier["limit_bytes"]))
+        }
+        _ => String::new(),
+    }
 }
 
 /// Every fallback that a backend took is named, with how often.
@@ -167,9 +177,10 @@ mod tests {
     fn tiers_reports_fallbacks_misses_and_sessions_are_all_shown() {
         let shown = table(&json!({
             "tiers": [
-                {"name": "dram", "state": "running", "used_bytes": 1 << 20, "capacity_bytes": 1 << 30,
+                {"name": "dram", "state": "running", "used_bytes": 1 << 20, "capacity_bytes": 1 << 30, "limit_bytes": 1 << 30,
                  "quarantined_bytes": 65536, "hits": 7, "errors": {}, "report": "memfd, 4 segments"},
                 {"name": "nvme", "state": "degraded", "used_bytes": 0, "capacity_bytes": 4_u64 << 30, "disk_bytes": 4096,
+                 "limit_bytes": 3_u64 << 30,
                  "hits": 2, "errors": {"corrupt": 3}, "counters": {"fallback.buffered": 1, "reads": 9}},
             ],
             "movers": [{"name": "gpu", "state": "declared", "backend": "gpu-direct", "report": "no plugin for it"}],
@@ -184,6 +195,7 @@ mod tests {
             "dram: memfd, 4 segments",
             "degraded",
             "nvme: errors: corrupt 3",
+            "nvme: no more than 3.0 GiB fit now",
             "nvme: fallbacks: buffered 1",
             "gpu    declared  gpu-direct",
             "gpu: no plugin for it",
@@ -193,7 +205,7 @@ mod tests {
         ] {
             assert!(shown.contains(part), "{part:?} is missing in\n{shown}");
         }
-        assert!(!shown.contains("reads"), "{shown}");
+        assert!(!shown.contains("reads") && !shown.contains("dram: no more"), "{shown}");
     }
 
     #[test]

@@ -64,3 +64,4 @@ pub use namespace::{NAMESPACES_MAX, parse_stored_descriptor, stored_descriptor};
 pub use pool::{SEGMENTS_MAX, UNIT_BYTES};
 pub use session::SessionInfo;
 pub use state::{DEPTH_MAX, Engine, KEYS_PER_SLICE_MAX};
+pub use tier::LIMIT_RAISE_EVERY_NS;

@@ -45,6 +45,10 @@ impl Engine {
                 self.overdue(id, now);
                 1
             }
+            Timer::Limit(tier) => {
+                self.raise_limit(usize::from(tier), now);
+                1
+            }
             Timer::Deletes(tier) => self.retry_deletes(usize::from(tier), now),
             Timer::Withdrawn(segment) => self.end_unmappers(SegmentId(segment)),
             Timer::Probe(tier) => {

@@ -12,9 +12,9 @@ use super::policy::{Link, Nodes, Policy};
 use super::prefix_lru::PrefixLru;
 use super::slab::{NONE, Slab};
 
-/// Puts done after which a tier's limit is tried higher.
-const PUTS_PER_RAISE: u32 = 4096;
-/// Part of the capacity by which it is raised: 1/256.
+/// Time after which a tier's limit is tried higher, in nanoseconds.
+pub const LIMIT_RAISE_EVERY_NS: u64 = 10_000_000_000;
+/// Part of the capacity by which it is raised at first: 1/256, or the put that did not fit if that is more.
 const RAISE_SHARE: u64 = 256;
 
 /// Life of a copy.
@@ -136,6 +136,8 @@ pub(super) struct TierCounters {
     pub(super) demoted: u64,
     /// Background puts given up: no room in the queue, evicted before their turn, tier down, no space.
     pub(super) dropped: u64,
+    /// First tries of a put that were refused for lack of space: so it is found out what fits. No errors.
+    pub(super) limit_found: u64,
     pub(super) timeouts: u64,
     /// Completions that no operation in flight stands for.
     pub(super) unknown_completions: u64,
@@ -158,8 +160,10 @@ pub(super) struct Tier {
     /// Bytes that its backend can really hold, as far as is known: at most the capacity. A backend keeps records of
     /// its own, and its medium may fill before the capacity does.
     pub(super) limit: u64,
-    /// Puts done since the limit was last moved.
-    puts_since_limit: u32,
+    /// Bytes by which the limit is raised next; doubled while nothing is refused.
+    limit_step: u64,
+    /// A timer stands for the next raise.
+    pub(super) limit_timer: bool,
     pub(super) state: TierState,
     pub(super) copies: Slab<BlockCopy>,
     /// Order of eviction, per tenant.
@@ -204,7 +208,8 @@ impl Tier {
     pub(super) fn new(settings: TierSettings, tenants: usize) -> Self {
         Self {
             limit: settings.capacity,
-            puts_since_limit: 0,
+            limit_step: 0,
+            limit_timer: false,
             settings,
             state: TierState::Declared,
             copies: Slab::new(),
@@ -244,19 +249,17 @@ impl Tier {
     }
 
     /// A put was refused for lack of space, and is no longer counted: what is there now is what fits.
-    pub(super) fn lower_limit(&mut self) {
+    pub(super) fn lower_limit(&mut self, refused_bytes: u64) {
         self.limit = self.limit.min(self.used_bytes());
-        self.puts_since_limit = 0;
+        self.limit_step = (self.settings.capacity / RAISE_SHARE).max(refused_bytes).max(1);
     }
 
-    /// A put was done. Now and then the limit is tried a little higher, since room may have come free.
-    pub(super) fn raise_limit(&mut self) {
-        self.puts_since_limit += 1;
-        if self.puts_since_limit >= PUTS_PER_RAISE && self.limit < self.settings.capacity {
-            let step = (self.settings.capacity / RAISE_SHARE).max(self.settings.alignment);
-            self.limit = (self.limit + step).min(self.settings.capacity);
-            self.puts_since_limit = 0;
-        }
+    /// Room may have come free: the limit is tried higher, whether or not anything fits below it now. True if it is
+    /// still below the capacity.
+    pub(super) fn raise_limit(&mut self) -> bool {
+        self.limit = self.limit.saturating_add(self.limit_step).min(self.settings.capacity);
+        self.limit_step = self.limit_step.saturating_mul(2);
+        self.limit < self.settings.capacity
     }
 
     /// Its room counts until it is deleted.
