@@ -26,6 +26,7 @@ impl Engine {
             return 0;
         }
         self.tiers[tier].recovery_done = false;
+        self.tiers[tier].recovery_over = false;
         let count = blocks.iter().filter(|block| self.recover_one(tier, block)).count();
         self.work += blocks.len() as u64;
         self.settle(now);
@@ -37,6 +38,8 @@ impl Engine {
         self.begin();
         if let Some(tier) = self.tiers.get_mut(usize::from(tier.0)) {
             tier.recovery_done = true;
+            tier.recovery_over = true;
+            tier.cleared.clear();
         }
         self.place_slice();
         self.settle(now);
@@ -71,9 +74,10 @@ impl Engine {
             self.index[entry].length = block.length as u32;
             self.index[entry].checksum = block.checksum;
         }
-        // Other bytes than those of this life, or more than a block may have now: of no use, and deleted.
+        // Cleared, other bytes than those of this life, or more than a block may have now: of no use, and deleted.
         let known = &self.index[entry];
-        let useful = u64::from(known.length) == block.length
+        let useful = !self.tiers[tier].was_cleared(tenant, namespace)
+            && u64::from(known.length) == block.length
             && block.length <= self.settings.block_bytes
             && (known.checksum == block.checksum || known.resident == 0);
         if useful && known.resident == 0 {

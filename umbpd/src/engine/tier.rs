@@ -1,10 +1,10 @@
 //! What the engine keeps for one tier: its copies, their order of eviction, its queues and its counters.
 
 use std::cmp::Ordering;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use umbp_plugin_api::Status;
-use umbp_protocol::message::WireKey;
+use umbp_protocol::message::{NamespaceId, WireKey};
 
 use super::api::{TierSettings, TierState};
 use super::deletes::DELETE_RETRY_NS;
@@ -202,6 +202,11 @@ pub(super) struct Tier {
     pub(super) probing: bool,
     pub(super) unplaced: BinaryHeap<Unplaced>,
     pub(super) recovery_done: bool,
+    /// Cleared while recovery could still bring blocks in: a tenant, and one of its namespaces or all. At most one
+    /// item for each namespace and tenant.
+    pub(super) cleared: BTreeSet<(u16, Option<NamespaceId>)>,
+    /// Recovery is over, so that nothing needs to be remembered of a clear.
+    pub(super) recovery_over: bool,
 }
 
 impl Tier {
@@ -236,6 +241,8 @@ impl Tier {
             probing: false,
             unplaced: BinaryHeap::new(),
             recovery_done: true,
+            cleared: BTreeSet::new(),
+            recovery_over: false,
         }
     }
 
@@ -260,6 +267,18 @@ impl Tier {
         self.limit = self.limit.saturating_add(self.limit_step).min(self.settings.capacity);
         self.limit_step = self.limit_step.saturating_mul(2);
         self.limit < self.settings.capacity
+    }
+
+    /// A clear. What recovery brings in of it later is deleted then.
+    pub(super) fn remember_clear(&mut self, tenant: u16, namespace: Option<NamespaceId>) {
+        if !self.recovery_over {
+            self.cleared.insert((tenant, namespace));
+        }
+    }
+
+    /// Whether a clear came before this block of an earlier life.
+    pub(super) fn was_cleared(&self, tenant: u16, namespace: NamespaceId) -> bool {
+        self.cleared.contains(&(tenant, None)) || self.cleared.contains(&(tenant, Some(namespace)))
     }
 
     /// Its room counts until it is deleted.
