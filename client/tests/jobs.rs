@@ -102,6 +102,26 @@ fn a3_a5_the_failures_of_a_load_are_exactly_its_failures() {
     assert!(engine.payload(0) == payload(0, bytes));
 }
 
+/// A3: two requests share a block of engine memory; each job names it by itself, and nothing else.
+#[test]
+fn a3_two_loads_onto_the_same_memory_each_tell_their_own_failure() {
+    let fake = Fake::new();
+    let (client, mut peer) = fake.client();
+    let engine = Engine::new(&client, 3, 2, RUN_BYTES);
+    let bytes = engine.block_bytes();
+    let good = peer.put(&key(2), 2, 2 * bytes as u64, &payload(2, bytes), 0);
+    let mut shared = engine.load_block(1);
+    shared.runs = engine.load_block(0).runs;
+    let first = client.load(&[engine.load_block(0), engine.load_block(2)]).expect("begun");
+    peer.acquire(2, LEASE_MS, |n| if n == 0 { Acquired::Miss(MissReason::Failed) } else { good });
+    assert!(peer.release().is_empty());
+    let second = client.load(&[shared]).expect("begun");
+    peer.acquire(1, LEASE_MS, |_| Acquired::Miss(MissReason::Absent));
+    let loaded = Outcome::Loaded { tier: 0, bytes: bytes as u64 };
+    assert_eq!(outcomes(&client, first), [Outcome::Missed(MissReason::Failed), loaded]);
+    assert_eq!(outcomes(&client, second), [Outcome::Missed(MissReason::Absent)]);
+}
+
 #[test]
 fn k10_k13_a_store_tells_for_each_block_what_became_of_it() {
     let fake = Fake::new();

@@ -59,11 +59,12 @@ impl<'a> Tables<'a> {
         for fields in self.of(Section::Mover) {
             let name = checker.need(fields, "name", "\"gpu\"", read::name);
             let backend = checker.need(fields, "backend", "\"gpu-direct\"", read::backend);
+            let required = checker.take_or(fields, "required", false, read::boolean);
             let options = options(checker, fields);
             let (Some(name), Some(backend)) = (name, backend) else { continue };
             let names = tiers.iter().map(|tier| &tier.name).chain(movers.iter().map(|mover| &mover.name));
             twice(checker, fields, &name, names);
-            movers.push(Mover { name, backend, options });
+            movers.push(Mover { name, backend, required, options });
         }
         movers
     }

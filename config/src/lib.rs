@@ -47,6 +47,6 @@ pub use error::{ConfigError, ConfigErrors, Problem, Remedy};
 pub use model::{BackendRef, Config, Daemon, Eviction, Limits, Mover, Policy, Promote, Tenant, Tier, Write};
 pub use options::Options;
 pub use overrides::{SOCKET_FLAG, SOCKET_VARIABLE};
-pub use process::host_facts;
+pub use process::{host_facts, memory_available};
 pub use setting::{Origin, Place, Setting};
 pub use units::Share;

@@ -106,6 +106,8 @@ pub struct Mover {
     pub name: Setting<String>,
     /// Its backend.
     pub backend: Setting<BackendRef>,
+    /// The daemon does not start if it cannot be loaded.
+    pub required: Setting<bool>,
     /// The backend's own options.
     pub options: Options,
 }

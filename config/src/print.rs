@@ -48,6 +48,7 @@ impl Config {
             out.header("[[mover]]");
             out.line("name", &mover.name, |name| quoted(name));
             out.line("backend", &mover.backend, |backend| quoted(&backend.to_string()));
+            out.line("required", &mover.required, bool::to_string);
             out.options(&mover.options);
         }
     }

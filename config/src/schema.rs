@@ -78,6 +78,7 @@ pub const KEYS: &[Key] = &[
     file_only(Section::Tier, "options"),
     file_only(Section::Mover, "name"),
     key(Section::Mover, "backend"),
+    key(Section::Mover, "required"),
     file_only(Section::Mover, "options"),
     key(Section::Policy, "eviction"),
     key(Section::Policy, "headroom"),

@@ -10,6 +10,7 @@ fn of(pairs: &[(&str, &str)]) -> NamespaceDescriptor {
     pairs.iter().fold(NamespaceDescriptor::default(), |descriptor, (name, value)| descriptor.with(name, value))
 }
 
+/// H3
 #[test]
 fn a_name_and_a_value_never_take_each_others_place() {
     let all = [

@@ -1,4 +1,4 @@
-//! Mutated input for every decoder and parser of untrusted bytes.
+//! Mutated input for the decoders of frames and of NVMe records.
 //!
 //! cargo-fuzz needs a nightly compiler; this runs on stable, in the same build as the tests, so it has no coverage
 //! feedback. In its place, an input whose outcome was not seen before joins the corpus of the run. A finding is a
@@ -20,7 +20,7 @@ use clap::Parser;
 #[global_allocator]
 static ALLOCATOR: harness::Measured = harness::Measured;
 
-/// Feeds mutated input to every decoder.
+/// Feeds mutated input to the decoders.
 #[derive(Parser)]
 struct Arguments {
     /// Seconds for each target.

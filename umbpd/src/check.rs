@@ -10,6 +10,9 @@ use umbp_config::{BackendRef, Config, ConfigError, ConfigErrors, Options, Place,
 use umbp_plugin_api::Role;
 use umbp_plugin_api::host::{CheckError, Plugin, PluginInfo};
 
+/// What a person is told of each mover that loads.
+pub const NO_MOVER_IS_USED: &str = "this umbpd copies through no mover, and engines copy in their own process";
+
 /// A tier or mover, for as long as it is looked at.
 struct Part {
     /// `tier.<name>` or `mover.<name>`.
@@ -23,7 +26,7 @@ struct Part {
 
 /// Why a part does not pass.
 enum Fault {
-    /// Its plugin is missing or cannot be loaded: a fault of the environment, which obeys `required`.
+    /// Its plugin is missing, cannot be loaded or is broken: a fault of the environment, which obeys `required`.
     Missing(ConfigErrors),
     /// The config is wrong.
     Wrong(ConfigErrors),
@@ -42,6 +45,9 @@ pub fn check(mut config: Config, binary: Option<&Path>) -> Result<String, Config
             Ok(info) => {
                 known.push((part.backend.value.clone(), info.mappable));
                 lines.push(format!("# {}: {}", part.owner, describe(&info)));
+                if part.role == Role::Mover {
+                    lines.push(format!("# note: {} will not be used: {NO_MOVER_IS_USED}", part.owner));
+                }
             }
             Err(Fault::Missing(fault)) if !part.required => {
                 lines.push(format!("# note: {} will not serve: {}", part.owner, in_one_line(&fault)));
@@ -79,7 +85,7 @@ fn parts(config: &Config) -> Vec<Part> {
         owner: format!("mover.{}", *mover.name),
         backend: mover.backend.clone(),
         role: Role::Mover,
-        required: false,
+        required: *mover.required,
         options: mover.options.clone(),
     });
     tiers.chain(movers).collect()
@@ -97,20 +103,26 @@ fn look_at(config: &Config, part: &mut Part, folders: &[PathBuf]) -> Result<Plug
     })?;
     let info = plugin.info().clone();
     if info.role != part.role {
-        return Err(Fault::Wrong(match part.role {
+        return Err(match part.role {
             Role::Storage => {
-                at("this backend moves bytes and stores none", "name it in a [[mover]], not in a [[tier]]")
+                let problem = "this backend moves bytes and stores none";
+                Fault::Wrong(at(problem, "name it in a [[mover]], not in a [[tier]]"))
             }
-            Role::Mover => at("this backend is a storage tier", "name it in a [[tier]], not in a [[mover]]"),
-        }));
+            // Nothing is missing without it, since no mover is used.
+            Role::Mover => {
+                Fault::Missing(at("this backend is a storage tier", "name it in a [[tier]], not in a [[mover]]"))
+            }
+        });
     }
-    let resolved = plugin.check_options(&part.options.text).map_err(|error| {
-        Fault::Wrong(match error {
-            CheckError::Options(error) => config.options_error(&part.owner, &part.options, &error.message, error.span),
-            CheckError::Panicked(reason) => {
-                at(&format!("it panicked over its options: {reason}"), "report it to the backend's author")
-            }
-        })
+    let resolved = plugin.check_options(&part.options.text).map_err(|error| match error {
+        CheckError::Options(error) => {
+            Fault::Wrong(config.options_error(&part.owner, &part.options, &error.message, error.span))
+        }
+        // A fault of the plugin, not of the config: obeys `required`, as at start.
+        CheckError::Panicked(reason) => {
+            let problem = format!("it panicked over its options: {reason}");
+            Fault::Missing(at(&problem, "report it to the backend's author"))
+        }
     })?;
     part.options.resolve(&resolved, &format!("{} {}", info.name, info.version)).map_err(|reason| {
         let problem = format!("the options that it resolved are not TOML: {reason}");

@@ -63,7 +63,7 @@ fn serve(source: &Source) -> ExitCode {
     eprintln!("{}", daemon.greeting());
     match daemon.run(told_to_stop()) {
         Ok(ended) if ended.tiers_left > 0 => {
-            tracing::warn!("{} tiers did not shut down in time; the process ends without them", ended.tiers_left);
+            tracing::warn!("{} plugins did not return in time; the process ends without them", ended.tiers_left);
             // A plugin's thread still runs: no destructor may run beside it.
             // SAFETY: ends the process at once; the socket is removed, and nothing of ours is left to write.
             unsafe { libc::_exit(0) }

@@ -93,7 +93,11 @@ pub fn join(config: Config, options: StartOptions) -> Result<Joined, StartError>
         }
     };
     let thread = std::thread::Builder::new().name("umbp-embedded".to_owned()).spawn(serve);
-    let thread = thread.map_err(|source| StartError::System { what: "start the embedded daemon's thread", source })?;
+    let thread = thread.map_err(|source| StartError::System {
+        what: "start the embedded daemon's thread",
+        remedy: crate::daemon::MORE_THREADS,
+        source,
+    })?;
     match started.recv() {
         Ok(Ok(greeting)) => {
             let running = Some(Running { stop, thread });
@@ -103,7 +107,11 @@ pub fn join(config: Config, options: StartOptions) -> Result<Joined, StartError>
         Ok(Err(error)) => Err(error),
         Err(mpsc::RecvError) => {
             let source = std::io::Error::other("its thread panicked while it started");
-            Err(StartError::System { what: "start the embedded daemon", source })
+            Err(StartError::System {
+                what: "start the embedded daemon",
+                remedy: "its log says why; this is a bug, report it",
+                source,
+            })
         }
     }
 }

@@ -93,8 +93,14 @@ fn a_first_tier_that_is_not_mappable_is_refused() {
 }
 
 #[test]
-fn a_mover_that_stores_is_refused() {
+fn a_mover_that_stores_is_told_and_refused_where_it_is_required() {
     let mover = format!("{DRAM}[[mover]]\nname = \"gpu\"\nbackend = \"dram\"\n");
+    let printed = checked(&mover).map_err(|errors| errors.lines()).unwrap();
+    assert!(
+        printed.contains("# note: mover.gpu will not serve: ") && printed.contains("is a storage tier"),
+        "{printed}"
+    );
+    let mover = format!("{mover}required = true\n");
     refused(&mover, &["mover.gpu.backend = \"dram\"", "this backend is a storage tier", "umbp.toml:7:11"]);
 }
 
@@ -105,6 +111,28 @@ fn a_missing_plugin_of_a_tier_that_is_not_required_is_a_note() {
     let printed = checked(&format!("{DRAM}{second}required = false\n")).map_err(|errors| errors.lines()).unwrap();
     assert!(printed.contains("# note: tier.far will not serve: "), "{printed}");
     assert!(printed.parse::<toml::Table>().is_ok(), "{printed}");
+}
+
+/// As at start.
+#[test]
+fn a_plugin_that_panics_over_its_options_obeys_required() {
+    let path = built(format!("{ROOT}/plugin-api/fixtures/backend"), &[]);
+    let second =
+        DRAM.replace("name = \"dram\"", "name = \"far\"").replace("backend = \"dram\"", &format!("backend = {path:?}"));
+    let options = "[tier.options]\nbehaviour = \"check-panics\"\n";
+    let printed =
+        checked(&format!("{DRAM}{second}required = false\n{options}")).map_err(|errors| errors.lines()).unwrap();
+    assert!(printed.contains("# note: tier.far will not serve: "), "{printed}");
+    assert!(printed.contains("boom in check_options"), "{printed}");
+    refused(&format!("{DRAM}{second}{options}"), &["tier.far.backend", "boom in check_options", "umbp.toml:7:11"]);
+}
+
+#[test]
+fn a_mover_that_loads_is_told_not_to_be_used() {
+    let path = built(format!("{ROOT}/plugin-api/fixtures/backend"), &["mover"]);
+    let mover = format!("{DRAM}[[mover]]\nname = \"gpu\"\nbackend = {path:?}\nrequired = true\n");
+    let printed = checked(&mover).map_err(|errors| errors.lines()).unwrap();
+    assert!(printed.contains("# note: mover.gpu will not be used: "), "{printed}");
 }
 
 #[test]

@@ -34,6 +34,7 @@ fn plan() -> impl Strategy<Value = Plan> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, max_shrink_iters: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
+    /// A7 among others: what disappears between two calls is a miss.
     #[test]
     fn no_sequence_of_calls_breaks_a_law(plan in plan(), steps in steps()) {
         let mut world = World::new(&plan);

@@ -3,15 +3,19 @@
 
 mod common;
 
+use std::fs::Permissions;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::client::{Client, hello};
 use common::daemon::{Daemon, Place};
-use common::fixture;
+use common::{fixture, workspace};
 use serde_json::Value;
 use umbp_config::{Config, HostFacts, Source};
 use umbp_connector_core::namespace::NamespaceDescriptor;
+use umbp_plugin_api::built::built;
 use umbp_protocol::encode_request;
 use umbp_protocol::message::{Hello, Reply, Request};
 use umbpd::StartOptions;
@@ -20,10 +24,15 @@ const BLOCK_BYTES: u64 = 64 << 10;
 
 /// A second tier with this behaviour.
 fn place(behaviour: &str, required: bool) -> Place {
+    place_of(&fixture(), behaviour, required)
+}
+
+/// The same of another file.
+fn place_of(file: &Path, behaviour: &str, required: bool) -> Place {
     let tier = format!(
         "[[tier]]\nname = \"low\"\nbackend = \"{}\"\ncapacity = \"64MiB\"\nrequired = {required}\ndeadline = \"200ms\"\n\
          [tier.options]\nbehaviour = \"{behaviour}\"\n",
-        fixture().display()
+        file.display()
     );
     Place::new("16MiB", &tier)
 }
@@ -71,6 +80,54 @@ fn a_missing_plugin_is_told_with_the_places_searched() {
     serves(&daemon);
     let refused = Place::new("16MiB", &tier.replace("false", "true")).refused();
     assert!(refused.text.contains("libumbp_backend_nosuch.so"), "{refused:?}");
+}
+
+/// Every fault that the loader refuses, told by the daemon with the file: it lives where the tier is not required.
+#[test]
+fn a_file_that_the_loader_refuses_obeys_required() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = folder.path().join("text.so");
+    std::fs::write(&text, "some words, and no program at all").expect("written");
+    let open = folder.path().join("open.so");
+    std::fs::copy(fixture(), &open).expect("copied");
+    std::fs::set_permissions(&open, Permissions::from_mode(0o757)).expect("mode");
+    let variant = |feature: &str| built(workspace().join("plugin-api/fixtures/backend"), &[feature]);
+    for (file, words) in [
+        (text, "not a loadable shared object"),
+        (built(workspace().join("plugin-api/fixtures/stranger"), &[]), "not a umbp backend plugin"),
+        (variant("other-major"), "built for plugin API 2."),
+        (variant("other-layout"), "incompatible type layout"),
+        (open, "mode 0757"),
+        (folder.path().join("none.so"), "not found"),
+    ] {
+        let path = file.display().to_string();
+        let daemon = place_of(&file, "works", false).serve();
+        let status = daemon.status();
+        let report = low(&status)["report"].as_str().expect("a report");
+        assert_eq!(low(&status)["state"], "declared", "{path}: {status:#}");
+        assert!(report.contains(&path) && report.contains(words) && !report.contains('\n'), "{path}: {report}");
+        serves(&daemon);
+        assert!(daemon.stop().status.success(), "{path}");
+        let refused = place_of(&file, "works", true).refused();
+        assert!(!refused.status.success(), "{refused:?}");
+        for words in ["tier \"low\"", &path, words] {
+            assert!(refused.text.contains(words), "no {words} in: {refused:?}");
+        }
+    }
+}
+
+/// A plugin that was built against the next minor version is one of this host's.
+#[test]
+fn a_plugin_of_the_next_minor_version_serves() {
+    let file = built(workspace().join("plugin-api/fixtures/backend"), &["grown"]);
+    for required in [false, true] {
+        let daemon = place_of(&file, "works", required).serve();
+        let status = daemon.status();
+        assert_eq!(low(&status)["state"], "running", "{status:#}");
+        serves(&daemon);
+        daemon.until("copies below", |status| low(status)["resident_blocks"] == 10);
+        assert!(daemon.stop().status.success());
+    }
 }
 
 #[test]

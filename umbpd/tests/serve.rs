@@ -149,7 +149,9 @@ fn f6_a_pool_beyond_rlimit_fsize_is_refused_with_the_numbers_and_the_knob() {
     let refused = place.try_serve(command).err().expect("refused");
     assert!(!refused.status.success());
     assert!(refused.status.code().is_some(), "refused in words, not by SIGXFSZ: {refused:?}");
-    assert!(refused.text.contains("RLIMIT_FSIZE") || refused.text.contains("ulimit"), "{}", refused.text);
+    for words in ["256.0 MiB", "16.0 MiB", "RLIMIT_FSIZE", "capacity"] {
+        assert!(refused.text.contains(words), "{words}: {}", refused.text);
+    }
     assert!(!place.socket().exists());
 }
 

@@ -67,7 +67,7 @@ enum Task {
     Check,
     /// The rules of the house that can be checked by text (a part of `check`).
     Tidy,
-    /// Feeds mutated input to every decoder and parser of untrusted bytes.
+    /// Feeds mutated input to the decoders of frames and of NVMe records.
     Fuzz {
         /// Seconds for each target.
         #[arg(long, default_value_t = 60)]

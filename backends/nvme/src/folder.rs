@@ -3,7 +3,7 @@
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use umbp_plugin_api::OpenError;
@@ -37,6 +37,7 @@ impl Folder {
         let failed = |what: &str, error: io::Error| environment(path, what, &error);
         DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|e| failed("create the folder", e))?;
         let handle = File::open(path).map_err(|e| failed("open the folder", e))?;
+        trusted(path, &handle)?;
         let lock = lock(path)?;
         let known = match std::fs::read(path.join("superblock")) {
             Ok(bytes) => Some(decode_superblock(&bytes)),
@@ -151,7 +152,35 @@ pub(crate) fn snapshot_name(sequence: u64) -> String {
 
 /// A failure of the machine, in words.
 pub(crate) fn environment(path: &Path, what: &str, error: &io::Error) -> OpenError {
-    OpenError::Environment(format!("path {}: cannot {what}: {error}", path.display()))
+    let path = path.display();
+    OpenError::Environment(format!(
+        "path {path}: cannot {what}: {error}. Let this user read and write there, or name another folder in the tier's \
+         `paths`"
+    ))
+}
+
+/// What lies in the folder is believed at the next start: it must belong to this user or root, as a link to it must,
+/// and nobody else may be able to put names into it. The sticky bit does not help: it keeps names from being removed.
+fn trusted(path: &Path, handle: &File) -> Result<(), OpenError> {
+    let failed = |error: io::Error| environment(path, "look at the folder", &error);
+    let uid = rustix::process::geteuid().as_raw();
+    let name = std::fs::symlink_metadata(path).map_err(failed)?;
+    let folder = handle.metadata().map_err(failed)?;
+    let stranger = |owner: u32| owner != uid && owner != 0;
+    let problem = if stranger(name.uid()) && name.is_symlink() {
+        format!("is a link of uid {}, not of uid {uid} or root", name.uid())
+    } else if stranger(folder.uid()) {
+        format!("belongs to uid {}, not to uid {uid} or root", folder.uid())
+    } else if folder.mode() & 0o022 != 0 {
+        format!("has mode {:04o}: others may put names into it", folder.mode() & 0o7777)
+    } else {
+        return Ok(());
+    };
+    let path = path.display();
+    Err(OpenError::Environment(format!(
+        "path {path} {problem}. Make it yours with mode 0700 (chmod 0700 {path}), or name another folder in the tier's \
+         `paths`"
+    )))
 }
 
 fn sequence_of(name: &str, prefix: &str) -> Option<u64> {
@@ -196,4 +225,66 @@ fn random_uuid() -> [u8; 16] {
         half.copy_from_slice(&random.to_le_bytes());
     }
     uuid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
+
+    const STRANGER_UID: u32 = 54_321;
+
+    /// Why the folder is not taken; nothing if it is.
+    fn refusal(path: &Path) -> Option<String> {
+        Folder::open(path, 0, 1, 1 << 20).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_folder_that_others_can_write_is_refused_and_left_as_it_is() {
+        let place = tempfile::tempdir().expect("a folder");
+        let path = place.path().join("blocks");
+        std::fs::create_dir(&path).expect("made");
+        for mode in [0o777, 0o1777, 0o770, 0o702] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("mode");
+            let text = refusal(&path).expect("refused");
+            for words in [&*path.display().to_string(), &format!("mode {mode:04o}"), "chmod 0700", "`paths`"] {
+                assert!(text.contains(words), "no {words} in: {text}");
+            }
+            assert_eq!(std::fs::read_dir(&path).expect("listed").count(), 0, "mode {mode:o}");
+        }
+        for mode in [0o700, 0o755] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("mode");
+            assert_eq!(refusal(&path), None, "mode {mode:o}");
+        }
+    }
+
+    #[test]
+    fn a_folder_or_link_of_another_user_is_refused() {
+        let place = tempfile::tempdir().expect("a folder");
+        let (path, link) = (place.path().join("blocks"), place.path().join("link"));
+        std::fs::create_dir(&path).expect("made");
+        symlink(&path, &link).expect("linked");
+        assert_eq!(refusal(&link), None, "a link of our own may lead there");
+        // Only root can give a name away.
+        if lchown(&link, Some(STRANGER_UID), None).is_err() {
+            return;
+        }
+        let text = refusal(&link).expect("refused");
+        assert!(text.contains("is a link of uid 54321") && text.contains("`paths`"), "{text}");
+        assert_eq!(refusal(&path), None, "the folder itself is ours");
+        chown(&path, Some(STRANGER_UID), None).expect("given away");
+        let text = refusal(&path).expect("refused");
+        assert!(text.contains("belongs to uid 54321") && text.contains("chmod 0700"), "{text}");
+    }
+
+    #[test]
+    fn j2_a_folder_that_cannot_be_made_is_told_with_the_option_and_a_remedy() {
+        let place = tempfile::tempdir().expect("a folder");
+        let file = place.path().join("file");
+        std::fs::write(&file, "").expect("written");
+        let text = refusal(&file.join("blocks")).expect("refused");
+        for words in ["cannot create the folder", "file/blocks", "`paths`", "Let this user read and write"] {
+            assert!(text.contains(words), "no {words} in: {text}");
+        }
+    }
 }

@@ -125,18 +125,25 @@ fn checked_paths(given: Option<Spanned<Vec<Spanned<String>>>>, end: usize) -> Re
     }
     let mut paths: Vec<PathBuf> = Vec::with_capacity(list.len());
     for path in list {
-        let fault = match path.get_ref().as_str() {
-            "" => Some("an empty path in `paths`: name a folder"),
-            text if text.contains('\0') => Some("a path in `paths` holds a NUL character: name a folder"),
-            text if paths.iter().any(|known| known.as_os_str() == text) => {
-                Some("the same folder twice in `paths`: name each once")
-            }
-            _ => None,
+        let text = path.get_ref();
+        let folder = PathBuf::from(text);
+        let fault = if text.is_empty() {
+            Some("an empty path in `paths`: name a folder".to_owned())
+        } else if text.contains('\0') {
+            Some("a path in `paths` holds a NUL character: name a folder".to_owned())
+        } else if !folder.is_absolute() {
+            // Where it leads would depend on the folder that the daemon was started in.
+            Some(format!("{text:?} in `paths` is relative: give an absolute path, as in \"/var/lib/umbp/nvme\""))
+        } else if paths.contains(&folder) {
+            // Paths compare by their parts: "/a", "/a/" and "/./a" are one.
+            Some(format!("{text:?} is the same folder twice in `paths`: name each once"))
+        } else {
+            None
         };
         if let Some(message) = fault {
-            return Err(OptionsError { message: message.to_owned(), span: path.span() });
+            return Err(OptionsError { message, span: path.span() });
         }
-        paths.push(PathBuf::from(path.into_inner()));
+        paths.push(folder);
     }
     Ok(paths)
 }
@@ -199,6 +206,11 @@ mod tests {
             ("", "", "paths"),
             ("paths = []", "[]", "from 1 to 64"),
             ("paths = [\"/a\", \"/a\"]", "\"/a\"", "twice"),
+            ("paths = [\"/a\", \"/b\", \"/a/\"]", "\"/a/\"", "twice"),
+            ("paths = [\"/a/b\", \"/a//./b\"]", "\"/a//./b\"", "twice"),
+            ("paths = [\"/a\", \"nvme\"]", "\"nvme\"", "\"nvme\" in `paths` is relative: give an absolute path"),
+            ("paths = [\"./a\"]", "\"./a\"", "absolute path"),
+            ("paths = [\"~/a\"]", "\"~/a\"", "absolute path"),
             ("paths = [\"\"]", "\"\"", "name a folder"),
             ("paths = [\"/a\"]\nsyncwindow = \"1s\"", "syncwindow", "did you mean `sync_window`?"),
             ("paths = [\"/a\"]\nzzzzzzzzzz = 1", "zzzzzzzzzz", "an nvme tier has paths"),

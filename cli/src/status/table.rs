@@ -13,6 +13,7 @@ struct Table {
 pub(crate) fn table(status: &Value) -> String {
     let mut out = String::new();
     tiers(status, &mut out);
+    movers(status, &mut out);
     sessions(status, &mut out);
     let mut line = |name: &str, text: String| {
         if !text.is_empty() {
@@ -44,13 +45,27 @@ fn tiers(status: &Value, out: &mut String) {
             errors.to_string(),
         ]);
         let errors = counters(&tier["errors"]);
-        let details = [text(&tier["report"]), prefixed("errors: ", errors), fallbacks(&tier["counters"])];
+        let details = [text(&tier["report"]), prefixed("errors: ", errors), limit(tier), fallbacks(&tier["counters"])];
         for detail in details.iter().filter(|detail| !matches!(detail.as_str(), "" | "-")) {
             let _ = writeln!(reports, "{}: {detail}", text(&tier["name"]));
         }
     }
     table.print(out);
     out.push_str(&reports);
+}
+
+fn movers(status: &Value, out: &mut String) {
+    let mut table = Table::new(&["mover", "state", "backend"]);
+    let mut reports = String::new();
+    for mover in status["movers"].as_array().into_iter().flatten() {
+        table.rows.push(vec![text(&mover["name"]), text(&mover["state"]), text(&mover["backend"])]);
+        let _ = writeln!(reports, "{}: {}", text(&mover["name"]), text(&mover["report"]));
+    }
+    if table.rows.len() > 1 {
+        out.push('\n');
+        table.print(out);
+        out.push_str(&reports);
+    }
 }
 
 fn sessions(status: &Value, out: &mut String) {
@@ -81,6 +96,16 @@ fn blocks(status: &Value) -> String {
     let names = ["resident_blocks", "stored", "refused", "promotions", "evictions", "orphan_blocks"];
     let known = names.iter().filter_map(|name| Some((*name, status[*name].as_u64()?)));
     known.map(|(name, count)| format!("{} {count}", name.replace('_', " "))).collect::<Vec<_>>().join(", ")
+}
+
+/// What the tier's medium is believed to hold now, where that is less than its capacity.
+fn limit(tier: &Value) -> String {
+    match (tier["limit_bytes"].as_u64(), tier["capacity_bytes"].as_u64()) {
+        (Some(limit), Some(capacity)) if limit < capacity => {
+            format!("no more than {} fit now, the rest is tried by and by", size(&tier["limit_bytes"]))
+        }
+        _ => String::new(),
+    }
 }
 
 /// Every fallback that a backend took is named, with how often.
@@ -152,11 +177,13 @@ mod tests {
     fn tiers_reports_fallbacks_misses_and_sessions_are_all_shown() {
         let shown = table(&json!({
             "tiers": [
-                {"name": "dram", "state": "running", "used_bytes": 1 << 20, "capacity_bytes": 1 << 30,
+                {"name": "dram", "state": "running", "used_bytes": 1 << 20, "capacity_bytes": 1 << 30, "limit_bytes": 1 << 30,
                  "quarantined_bytes": 65536, "hits": 7, "errors": {}, "report": "memfd, 4 segments"},
                 {"name": "nvme", "state": "degraded", "used_bytes": 0, "capacity_bytes": 4_u64 << 30, "disk_bytes": 4096,
+                 "limit_bytes": 3_u64 << 30,
                  "hits": 2, "errors": {"corrupt": 3}, "counters": {"fallback.buffered": 1, "reads": 9}},
             ],
+            "movers": [{"name": "gpu", "state": "declared", "backend": "gpu-direct", "report": "no plugin for it"}],
             "sessions": [{"id": 4, "client": "vllm", "tenant": "default", "pid": 77, "leases": 1, "holds": 0}],
             "misses": {"absent": 5, "no_room": 0},
             "leases": {"read": 1, "write": 0},
@@ -168,14 +195,17 @@ mod tests {
             "dram: memfd, 4 segments",
             "degraded",
             "nvme: errors: corrupt 3",
+            "nvme: no more than 3.0 GiB fit now",
             "nvme: fallbacks: buffered 1",
+            "gpu    declared  gpu-direct",
+            "gpu: no plugin for it",
             "vllm",
             "absent 5, no room 0",
             "read 1, write 0",
         ] {
             assert!(shown.contains(part), "{part:?} is missing in\n{shown}");
         }
-        assert!(!shown.contains("reads"), "{shown}");
+        assert!(!shown.contains("reads") && !shown.contains("dram: no more"), "{shown}");
     }
 
     #[test]

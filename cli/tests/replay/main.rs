@@ -75,9 +75,20 @@ fn of_the_real_conversation_trace_exactly_105710_of_288500_blocks_hit() {
 fn four_engines_on_the_real_trace_read_nothing_wrong_from_dram_and_nvme() {
     let Some(trace) = trace() else { return };
     let daemon = Daemon::start("256MiB", Some("2GiB"));
-    let report = daemon.replay(&[&trace, "--engines", "4", "--requests", "2000"]);
+    let report = daemon.replay(&[&trace, "--engines", "4"]);
     check_bytes(&report);
     assert!(report["tier_hits"]["nvme"].as_u64() > Some(0), "{report}");
+    assert!(report["orphan_share"].as_f64() <= Some(0.001), "{report}");
+}
+
+/// An engine whose own cache holds a quarter as many blocks as the tier.
+#[test]
+fn behind_an_engines_own_cache_the_real_trace_leaves_hardly_an_orphan() {
+    let Some(trace) = trace() else { return };
+    let daemon = Daemon::start("128MiB", None);
+    let report = daemon.replay(&[&trace, "--block-bytes", "4KiB", "--gpu-blocks", "8192"]);
+    check_bytes(&report);
+    assert!(number(&report, "engine_blocks") > 0, "{report}");
     assert!(report["orphan_share"].as_f64() <= Some(0.001), "{report}");
 }
 

@@ -2,5 +2,6 @@
 
 mod common;
 mod errors;
+mod memory;
 mod robust;
 mod values;

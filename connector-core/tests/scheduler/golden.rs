@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use serde_json::{Map, Value, json};
-use umbp_connector_core::key::TextKey;
+use umbp_connector_core::key::{GroupId, TextKey};
 use umbp_connector_core::metadata::{StoreEventId, StoreEventResult, WorkerMetadata};
 use umbp_connector_core::plan::{BlockTransferPlan, ObjectKey};
 use umbp_connector_core::scheduler::{KvEvent, Scheduler, StepOutput, StorePlan};
@@ -113,14 +113,7 @@ impl Replay {
                 scheduler.runtime().done.insert(read::number(&step["job"]), step["answer"].clone());
                 None
             }
-            "get_num_new_matched_tokens" => {
-                let cached: HashSet<_> = read::objects(&step["local_cached"]).into_iter().collect();
-                let is_cached =
-                    |group: usize, hash| cached.contains(&(umbp_connector_core::key::GroupId(group as u16), hash));
-                let local = read::number(&step["local_tokens"]);
-                let found = scheduler.get_num_new_matched_tokens(&read::id(&step["id"]), local, &is_cached);
-                Some(json!({ "tokens": found.tokens, "async": found.load_async }))
-            }
+            "get_num_new_matched_tokens" => Some(matched(scheduler, step)),
             "update_state_after_alloc" => {
                 let tables = read::tables(&step["block_ids"]);
                 let external = read::number(&step["external_tokens"]);
@@ -245,6 +238,14 @@ impl Replay {
         found.insert("pending_push_work".into(), self.scheduler.has_pending_push_work().into());
         found.into()
     }
+}
+
+fn matched(scheduler: &mut Scripted, step: &Value) -> Value {
+    let cached: HashSet<_> = read::objects(&step["local_cached"]).into_iter().collect();
+    let is_cached = |group: usize, hash| cached.contains(&(GroupId(group as u16), hash));
+    let local = read::number(&step["local_tokens"]);
+    let found = scheduler.get_num_new_matched_tokens(&read::id(&step["id"]), local, &is_cached);
+    json!({ "tokens": found.tokens, "async": found.load_async })
 }
 
 fn ranks(config: &Value) -> Value {

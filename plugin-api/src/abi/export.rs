@@ -103,7 +103,7 @@ extern "C" fn open<T: Backend>(config: Records<'_>, services: Records<'_>, answe
 /// Exports a [`Backend`] from a `cdylib`. Once per shared object; the crate needs no other dependency
 /// than `umbp-plugin-api` with the feature `abi`.
 ///
-/// ```ignore
+/// ```text
 /// umbp_plugin_api::export_backend!(MyBackend);
 /// ```
 #[macro_export]

@@ -11,10 +11,11 @@ use tokio::sync::Notify;
 use umbp_config::Config;
 use umbp_protocol::message::{SegmentId, SessionId};
 
-use super::seat::{SessionSeat, TierSeat};
+use super::seat::{MoverSeat, SessionSeat, TierSeat};
 use crate::engine::Engine;
 use crate::engine::api::{TenantIndex, Time};
 use crate::process::now;
+use crate::session::turned_away::Warned;
 use crate::tier::SegmentInfo;
 use crate::tier::inbox::Inbox;
 
@@ -30,6 +31,8 @@ pub struct Facts {
     pub started: Instant,
     /// Words of each generation table.
     pub generation_words: u64,
+    /// Movers in config order.
+    pub movers: Vec<MoverSeat>,
 }
 
 /// A segment whose regions are being taken back, before it is made anew.
@@ -55,6 +58,8 @@ pub struct Hub {
     pub connections: Cell<usize>,
     /// Sessions that ended with a reason of ours, by the reason's code.
     pub sessions_ended: RefCell<BTreeMap<String, u64>>,
+    /// When which trouble with connections was last warned of.
+    pub warned: Warned,
     pub(super) segments: RefCell<BTreeMap<u32, SegmentInfo>>,
     pub(super) retiring: RefCell<BTreeMap<u32, Retiring>>,
     pub(super) next_segment: Cell<u32>,
@@ -76,6 +81,7 @@ impl Hub {
             sessions: RefCell::default(),
             connections: Cell::new(0),
             sessions_ended: RefCell::default(),
+            warned: Warned::default(),
             segments: RefCell::default(),
             retiring: RefCell::default(),
             next_segment: Cell::new(0),

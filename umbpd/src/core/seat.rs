@@ -58,6 +58,22 @@ pub struct TierSeat {
     pub namespaces_left_out: u64,
 }
 
+/// A mover of the config. None is used yet, so what is known of it at start stays.
+pub struct MoverSeat {
+    /// Its name.
+    pub name: String,
+    /// Its backend, as config names it.
+    pub backend: String,
+    /// The plugin, its version and file, once it is loaded.
+    pub plugin: Option<String>,
+    /// `Declared` or `Loaded`.
+    pub state: TierState,
+    /// For people: why it is not used.
+    pub report: String,
+    /// Its thread is still in the plugin, and nobody waits for it any more.
+    pub abandoned: bool,
+}
+
 /// A session that is connected.
 pub struct SessionSeat {
     /// What waits to be sent.

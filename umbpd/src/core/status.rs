@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::hub::Hub;
-use super::seat::TierSeat;
+use super::seat::{MoverSeat, TierSeat};
 use crate::process;
 use crate::session::peer::PIDFD_FALLBACKS;
 use crate::tier::Command;
@@ -26,11 +26,7 @@ impl Hub {
         self.add_tiers(&mut status);
         self.add_sessions(&mut status);
         let facts = &self.facts;
-        let mover = |mover: &umbp_config::Mover| {
-            let report = "not opened: engines copy in their own process";
-            json!({ "name": *mover.name, "backend": mover.backend.to_string(), "state": "declared", "report": report })
-        };
-        let movers: Vec<Value> = facts.config.movers.iter().map(mover).collect();
+        let movers: Vec<Value> = facts.movers.iter().map(mover).collect();
         let more = json!({
             "version": env!("CARGO_PKG_VERSION"),
             "boot_id": format!("{:016x}", facts.boot_id),
@@ -93,6 +89,11 @@ impl Hub {
             shown["events_dropped"] = json!(seat.outbox.borrow().dropped);
         }
     }
+}
+
+fn mover(seat: &MoverSeat) -> Value {
+    let MoverSeat { name, backend, plugin, state, report, abandoned: _ } = seat;
+    json!({ "name": name, "backend": backend, "plugin": plugin, "state": state.name(), "report": report })
 }
 
 fn tier(seat: &TierSeat, shown: &mut Map<String, Value>) {

@@ -8,7 +8,7 @@ use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 
-use super::start::{Daemon, StartError};
+use super::start::{Daemon, MORE_FILES, MORE_THREADS, StartError, system};
 use super::stop;
 use crate::admin::{self, Question};
 use crate::core::{Hub, reports, ticker};
@@ -23,7 +23,7 @@ use crate::tier::{Command, lock};
 pub struct Ended {
     /// Work in flight ended before the deadline.
     pub drained: bool,
-    /// Plugins that did not return from shutdown. The process is to end without them, by `_exit`.
+    /// Plugins, of tiers and movers, that did not return from a call. The process is to end without them, by `_exit`.
     pub tiers_left: usize,
 }
 
@@ -33,7 +33,7 @@ impl Daemon {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .map_err(|source| StartError::System { what: "make the runtime", source })?;
+            .map_err(system("make the runtime", MORE_FILES))?;
         LocalSet::new().block_on(&runtime, self.serve(stop))
     }
 
@@ -47,14 +47,13 @@ impl Daemon {
         let (questions, asked) = mpsc::channel(admin::QUESTIONS_MAX);
         if let Some(listener) = admin {
             let shared = admin::Shared { not_serving: hub.not_serving.clone(), pulse: pulse.clone(), questions };
-            admin::spawn(listener, shared)
-                .map_err(|source| StartError::System { what: "start the admin page", source })?;
+            admin::spawn(listener, shared).map_err(system("start the admin page", MORE_THREADS))?;
         }
         let listener = bound
             .listener
             .try_clone()
             .and_then(UnixListener::from_std)
-            .map_err(|source| StartError::System { what: "listen on the socket", source })?;
+            .map_err(system("listen on the socket", MORE_FILES))?;
         tokio::task::spawn_local(ticker::run(hub.clone(), pulse));
         tokio::task::spawn_local(reports::take(hub.clone()));
         tokio::task::spawn_local(answer_admin(hub.clone(), asked));

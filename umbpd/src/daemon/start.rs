@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use umbp_config::{Config, ConfigErrors, Write};
 
+use super::movers;
 use crate::core::Facts;
 use crate::core::seat::{Recovery, TierSeat};
 use crate::engine::Engine;
@@ -28,6 +29,12 @@ const OPEN_MS: u64 = 60_000;
 const OPEN_MS_PER_GIB: u64 = 1_000;
 /// Tiers that are open already get this long to close when the start is refused.
 const REFUSED_SHUTDOWN_MS: u64 = 2_000;
+
+/// Remedies for what the system refuses.
+pub(super) const MORE_FILES: &str = "raise RLIMIT_NOFILE (`ulimit -n`, LimitNOFILE= of the unit)";
+pub(crate) const MORE_THREADS: &str = "raise RLIMIT_NPROC (`ulimit -u`, LimitNPROC= and TasksMax= of the unit)";
+const MORE_TABLES: &str = "raise RLIMIT_NOFILE and the memory limit (LimitNOFILE= and MemoryMax= of the unit), or \
+                           configure fewer [[tenant]]s";
 
 /// What a start is told besides the deployment.
 #[derive(Clone, Debug)]
@@ -64,6 +71,14 @@ pub enum StartError {
         /// Why not.
         reason: String,
     },
+    /// A mover that is required cannot be loaded.
+    #[error("mover \"{mover}\" is required and cannot be loaded: {reason}; mend that, or set its `required` to false")]
+    Mover {
+        /// Its name.
+        mover: String,
+        /// Why not.
+        reason: String,
+    },
     /// The admin page cannot be served.
     #[error("cannot serve the admin page on {address}; set daemon.admin to another address, or to \"off\"")]
     Admin {
@@ -73,17 +88,19 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// The system refused something.
-    #[error("cannot {what}")]
+    #[error("cannot {what}; {remedy}")]
     System {
         /// What was tried.
         what: &'static str,
+        /// What to change.
+        remedy: &'static str,
         /// Why not.
         source: std::io::Error,
     },
 }
 
-fn system(what: &'static str) -> impl Fn(std::io::Error) -> StartError {
-    move |source| StartError::System { what, source }
+pub(super) fn system(what: &'static str, remedy: &'static str) -> impl Fn(std::io::Error) -> StartError {
+    move |source| StartError::System { what, remedy, source }
 }
 
 /// A daemon whose tiers are open and whose socket is bound. [`Daemon::run`] serves.
@@ -104,22 +121,23 @@ impl Daemon {
     pub fn start(config: Config, options: &StartOptions) -> Result<Self, StartError> {
         let started = Instant::now();
         let config = Arc::new(config);
-        let boot_id = process::boot_id().map_err(system("read /dev/urandom"))?;
+        let boot_id = process::boot_id().map_err(system("read /dev/urandom", "give the daemon a /dev with it"))?;
         let lock = SocketLock::take(&config.daemon.socket)?;
         let admin = match *config.daemon.admin {
             None => None,
             Some(address) => Some(admin::bind(address).map_err(|source| StartError::Admin { address, source })?),
         };
+        let movers = movers::load_all(&config, options.program.as_deref(), options.open_wait)?;
         let inbox = Arc::new(Inbox::default());
         let mut tiers = Tiers::bring_up(&config, &inbox, options)?;
         let settings = settings(&config, &tiers);
         let generation_words = words_for(Engine::generation_words(&settings));
         let tables = Tables::new(config.tenants.len(), generation_words)
-            .map_err(|errno| system("make the generation tables")(errno.into()))?;
-        let fds = tables.fds().map_err(system("share the generation tables"))?;
+            .map_err(|errno| system("make the generation tables", MORE_TABLES)(errno.into()))?;
+        let fds = tables.fds().map_err(system("share the generation tables", MORE_TABLES))?;
         let bound = lock.bind(socket_mode(&config)).inspect_err(|_| tiers.give_up())?;
         Ok(Self {
-            facts: Facts { boot_id, config, origin: options.origin.clone(), started, generation_words },
+            facts: Facts { boot_id, config, origin: options.origin.clone(), started, generation_words, movers },
             engine: Engine::new(settings, Box::new(tables)),
             segments: std::mem::take(&mut tiers.segments),
             seats: tiers.seats,
@@ -167,7 +185,7 @@ impl Tiers {
             std::thread::Builder::new()
                 .name(format!("umbp-tier-{at}"))
                 .spawn(move || bring_up::run(order, &say))
-                .map_err(system("start a tier's thread"))?;
+                .map_err(system("start a tier's thread", MORE_THREADS))?;
             tiers.seats.push(TierSeat {
                 name: tier.name.to_string(),
                 backend: tier.backend.to_string(),

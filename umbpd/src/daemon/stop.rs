@@ -41,7 +41,8 @@ pub(super) async fn stop(hub: &Rc<Hub>, bound: Bound, deadline: Duration) -> End
     }
     drop(bound);
     let abandoned = hub.tiers.borrow().iter().filter(|seat| seat.abandoned).count();
-    Ended { drained, tiers_left: tiers_left + abandoned }
+    let movers = hub.facts.movers.iter().filter(|seat| seat.abandoned).count();
+    Ended { drained, tiers_left: tiers_left + abandoned + movers }
 }
 
 /// Shuts plugins down side by side; answers how many have not returned in time.

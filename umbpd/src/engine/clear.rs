@@ -20,11 +20,15 @@ pub struct ClearSlice {
 
 impl Engine {
     /// Forgets unpinned blocks of the session's tenant, in one namespace or in all; a slice of the index from
-    /// `cursor` on, which is 0 at first. Another tenant's namespace holds nothing of this session's (K12).
+    /// `cursor` on, which is 0 at first. What recovery brings in of them afterwards is deleted too. Another tenant's namespace holds nothing of this session's (K12).
     pub fn clear(&mut self, session: SessionId, namespace: Option<NamespaceId>, cursor: u32, now: Time) -> ClearSlice {
         self.begin();
         let mut slice = ClearSlice { removed: 0, pinned: 0, next: None };
         let Some(tenant) = self.tenant_of(session) else { return slice };
+        let own = namespace.is_none_or(|namespace| self.owner(namespace) == Some(tenant));
+        for tier in self.tiers.iter_mut().skip(DRAM + 1).filter(|_| own) {
+            tier.remember_clear(tenant, namespace);
+        }
         let end = cursor.saturating_add(KEYS_PER_SLICE_MAX as u32);
         for slot in cursor..end {
             let Some(entry) = self.index.at(slot) else { break };
@@ -65,7 +69,7 @@ impl Engine {
                         self.delete_lower(tier, slot);
                     }
                 }
-                CopyState::Deleting | CopyState::Doomed => {}
+                CopyState::Deleting | CopyState::Undeleted | CopyState::Doomed => {}
                 _ => pinned = true,
             }
         }

@@ -4,15 +4,23 @@ use umbp_plugin_api::{Completion, Status};
 use umbp_protocol::message::{Event, MissReason, RemovedReason};
 
 use super::api::{Action, TierIndex, TierState, Time};
+use super::deletes::is_gone;
 use super::lower::Purpose;
 use super::slab::NONE;
 use super::state::{DRAM, Engine, Timer};
-use super::tier::CopyState;
+use super::tier::{CopyState, LIMIT_RAISE_EVERY_NS};
 
 /// Deadlines missed in a row that make a tier Degraded.
 pub const DEGRADED_AFTER_MISSES: u32 = 3;
 /// Time between two probes of a Degraded tier, in nanoseconds.
 pub const PROBE_EVERY_NS: u64 = 1_000_000_000;
+
+/// The put that has ended; slots of its copies.
+struct PutDone {
+    dram: u32,
+    lower: u32,
+    again: bool,
+}
 
 impl Engine {
     /// An operation has ended. One that no operation in flight stands for makes the tier Failed (its word cannot be
@@ -35,16 +43,22 @@ impl Engine {
         if !operation.overdue {
             below.misses_in_a_row = 0;
         }
-        let answered = completion.status == Status::OK
-            || (completion.status == Status::MISS
-                && matches!(operation.purpose, Purpose::Probe | Purpose::Delete { .. }));
-        if !answered {
+        let answered = match operation.purpose {
+            Purpose::Probe | Purpose::Delete { .. } | Purpose::DeleteStray { .. } => is_gone(completion.status),
+            _ => completion.status == Status::OK,
+        };
+        if completion.status == Status::NO_SPACE && matches!(operation.purpose, Purpose::Put { again: false, .. }) {
+            below.counters.limit_found += 1;
+        } else if !answered {
             below.counters.error(completion.status);
         }
         match operation.purpose {
-            Purpose::Put { dram, lower, again } => self.put_done(tier, dram, lower, again, completion),
+            Purpose::Put { dram, lower, again } => {
+                self.put_done(tier, PutDone { dram, lower, again }, completion, now);
+            }
             Purpose::Get { dram, lower } => self.get_done(tier, dram, lower, operation.overdue, completion),
-            Purpose::Delete { lower } => self.delete_done(tier, lower),
+            Purpose::Delete { lower } => self.delete_done(tier, lower, completion.status, now),
+            Purpose::DeleteStray { stray } => self.stray_done(tier, stray, completion.status, now),
             Purpose::Probe => {
                 self.tiers[tier].probing = false;
                 if self.tiers[tier].state == TierState::Degraded {
@@ -56,7 +70,8 @@ impl Engine {
         self.settle(now);
     }
 
-    fn put_done(&mut self, tier: usize, dram: u32, lower: u32, again: bool, completion: &Completion) {
+    fn put_done(&mut self, tier: usize, put: PutDone, completion: &Completion, now: Time) {
+        let PutDone { dram, lower, again } = put;
         self.tiers[tier].puts_in_flight -= 1;
         self.tiers[tier].copies[lower].place = completion.location;
         let trusted = self.tiers[DRAM].copies[dram].state == CopyState::Resident;
@@ -66,14 +81,13 @@ impl Engine {
             if trusted && self.tiers[tier].copies[lower].state == CopyState::Putting {
                 self.make_resident(tier, lower);
                 self.tiers[tier].counters.stored += 1;
-                self.tiers[tier].raise_limit();
             } else {
                 self.delete_lower(tier, lower);
             }
         } else {
             self.free_lower(tier, lower);
             if completion.status == Status::NO_SPACE {
-                self.tiers[tier].lower_limit();
+                self.found_limit(tier, bytes, now);
             }
             if completion.status == Status::NO_SPACE && !again && trusted && self.make_way(tier, tenant, bytes) {
                 // Its pin stays with it until the second try.
@@ -82,6 +96,24 @@ impl Engine {
             self.tiers[tier].counters.dropped += 1;
         }
         self.unpin(DRAM, dram);
+    }
+
+    /// A put found the tier full: no more than what is there now is put, until time has passed.
+    fn found_limit(&mut self, tier: usize, refused_bytes: u64, now: Time) {
+        let below = &mut self.tiers[tier];
+        below.lower_limit(refused_bytes);
+        if below.limit < below.settings.capacity && !std::mem::replace(&mut below.limit_timer, true) {
+            self.timers.insert((now.0.saturating_add(LIMIT_RAISE_EVERY_NS), Timer::Limit(tier as u8)));
+        }
+    }
+
+    /// Time to try a tier's limit higher.
+    pub(super) fn raise_limit(&mut self, tier: usize, now: Time) {
+        let below = &mut self.tiers[tier];
+        below.limit_timer = below.raise_limit();
+        if below.limit_timer {
+            self.timers.insert((now.0.saturating_add(LIMIT_RAISE_EVERY_NS), Timer::Limit(tier as u8)));
+        }
     }
 
     /// Evicts at least as many bytes from a tier, where it has any.
@@ -148,14 +180,6 @@ impl Engine {
             self.removed(tenant, tier, RemovedReason::Failed, key);
         }
         self.hide(tier, lower, if lost { CopyState::Doomed } else { CopyState::Doubted });
-    }
-
-    fn delete_done(&mut self, tier: usize, lower: u32) {
-        let copy = &self.tiers[tier].copies[lower];
-        let (bytes, tenant) = (u64::from(copy.bytes), usize::from(copy.tenant));
-        self.tiers[tier].deletes_in_flight -= 1;
-        self.tiers[tier].freeing[tenant] -= bytes;
-        self.free_lower(tier, lower);
     }
 
     /// An operation is past its deadline. Who waits gets a miss; its buffer stays pinned until it really ends.
@@ -228,7 +252,7 @@ impl Engine {
             let operations = &self.operations;
             self.timers.retain(|(_, timer)| match timer {
                 Timer::Operation(id) => operations.get(id).is_some_and(|operation| operation.tier != tier),
-                Timer::Probe(probed) => usize::from(*probed) != tier,
+                Timer::Probe(other) | Timer::Deletes(other) | Timer::Limit(other) => usize::from(*other) != tier,
                 _ => true,
             });
         }

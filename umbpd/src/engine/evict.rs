@@ -3,6 +3,7 @@
 use umbp_protocol::message::{Event, RemovedReason, SegmentId};
 
 use super::api::{Action, TierState, WritePolicy};
+use super::deletes::FAILED_DELETES_MAX;
 use super::pool::{Place, UNIT_BYTES};
 use super::slab::NONE;
 use super::state::{DRAM, Engine};
@@ -217,8 +218,11 @@ impl Engine {
         }
     }
 
-    /// Evicts one copy of a lower tier. False if there is none to evict.
+    /// Evicts one copy of a lower tier. False if there is none to evict, or if the tier deletes nothing.
     pub(super) fn evict_lower(&mut self, tier: usize, tenant: usize) -> bool {
+        if self.tiers[tier].undeleted_blocks() >= FAILED_DELETES_MAX {
+            return false;
+        }
         let Some(slot) = self.tiers[tier].orders[tenant].victim() else { return false };
         let copy = &self.tiers[tier].copies[slot];
         if copy.state == CopyState::Resident {
@@ -233,6 +237,9 @@ impl Engine {
 
     /// The tenant that uses most of its quota in a tier, among those with something to evict.
     pub(super) fn heaviest(&self, tier: usize) -> Option<usize> {
+        if self.tiers[tier].undeleted_blocks() >= FAILED_DELETES_MAX {
+            return None;
+        }
         let used = &self.tiers[tier].used;
         let candidates = (0..used.len()).filter(|tenant| self.tiers[tier].orders[*tenant].victim().is_some());
         candidates.max_by_key(|tenant| {

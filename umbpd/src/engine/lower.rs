@@ -11,7 +11,7 @@ use super::evict::RECLAIM_SLICE_ENTRIES;
 use super::pool::Place;
 use super::slab::NONE;
 use super::state::{DEPTH_MAX, DRAM, Engine, Timer};
-use super::tier::{BlockCopy, CopyState, LEAVING, QUEUED, QueuedPut};
+use super::tier::{BlockCopy, CopyState, LEAVING, QUEUED, QueuedPut, Stray};
 
 /// Stale or useless entries of the background queue that one search for the next put passes at most.
 const PUT_SCAN_MAX: usize = 512;
@@ -26,6 +26,7 @@ pub(super) enum Purpose {
     Put { dram: u32, lower: u32, again: bool },
     Get { dram: u32, lower: u32 },
     Delete { lower: u32 },
+    DeleteStray { stray: Stray },
     Probe,
 }
 
@@ -171,6 +172,8 @@ impl Engine {
                     let entry = self.tiers[tier].copies[lower].entry;
                     self.tiers[tier].deletes_in_flight += 1;
                     self.submit(tier, Purpose::Delete { lower }, entry, now);
+                } else if let Some(stray) = self.tiers[tier].strays.pop_front() {
+                    self.submit_stray(tier, &stray, now);
                 } else {
                     let stored = self.tiers[tier].puts_in_flight < self.put_slots(tier) && self.submit_put(tier, now);
                     // A put that found no room has queued deletes.
@@ -249,7 +252,8 @@ impl Engine {
                     self.tiers[tier].puts.push_back(put);
                     return false;
                 }
-                self.give_up_put(tier, put.dram, false);
+                let undeleted = self.tiers[tier].copies[lower].state == CopyState::Undeleted;
+                self.give_up_put(tier, put.dram, undeleted);
                 continue;
             }
             let need = self.tiers[tier].rounded(u64::from(self.index[entry].length));
@@ -323,9 +327,7 @@ impl Engine {
     }
 
     fn submit(&mut self, tier: usize, purpose: Purpose, entry: u32, now: Time) {
-        let id = self.new_id();
-        let deadline = now.0.saturating_add(self.tiers[tier].settings.deadline_ns);
-        let mut operation = Operation { id, deadline_ns: deadline, ..Operation::default() };
+        let mut operation = Operation::default();
         if entry != NONE {
             let known = &self.index[entry];
             operation.namespace_id = known.key.namespace.0;
@@ -343,6 +345,7 @@ impl Engine {
             Purpose::Put { dram, lower, .. } => (code::PUT, Some(dram), Some(lower)),
             Purpose::Get { dram, lower } => (code::GET, Some(dram), Some(lower)),
             Purpose::Delete { lower } => (code::DELETE, None, Some(lower)),
+            Purpose::DeleteStray { .. } => (code::DELETE, None, None),
             Purpose::Probe if entry == NONE => (code::EXISTS, None, None),
             Purpose::Probe => (code::EXISTS, None, Some(self.index[entry].copies[tier])),
         };
@@ -353,6 +356,27 @@ impl Engine {
             operation.region = u64::from(segment.0);
             operation.offset = offset;
         }
+        self.send(tier, purpose, operation, now);
+    }
+
+    fn submit_stray(&mut self, tier: usize, stray: &Stray, now: Time) {
+        self.tiers[tier].deletes_in_flight += 1;
+        let operation = Operation {
+            code: code::DELETE,
+            namespace_id: stray.key.namespace.0,
+            key: stray.key.local,
+            length: stray.length,
+            checksum: stray.checksum,
+            location: stray.location,
+            ..Operation::default()
+        };
+        self.send(tier, Purpose::DeleteStray { stray: *stray }, operation, now);
+    }
+
+    fn send(&mut self, tier: usize, purpose: Purpose, mut operation: Operation, now: Time) {
+        let id = self.new_id();
+        let deadline = now.0.saturating_add(self.tiers[tier].settings.deadline_ns);
+        (operation.id, operation.deadline_ns) = (id, deadline);
         self.tiers[tier].in_flight += 1;
         self.operations.insert(id, InFlight { tier, purpose, deadline, overdue: false });
         self.timers.insert((deadline, Timer::Operation(id)));

@@ -12,7 +12,7 @@
 //! Modules in reading order: [`api`] (what goes in and out); `state`, `moves` (the tables, and the moves that all
 //! else is made of); `index`, `tier`, `pool`, `slab` (entries, copies, extents, slots); `policy`, `prefix_lru` (what
 //! leaves first); `namespace`, `session`, `lease`; `store`, `load`, `hold` (the calls of clients); `evict`, `lower`,
-//! `complete`, `recover` (the traffic with tiers); `clear`, `tick`, `status`.
+//! `complete`, `deletes`, `recover` (the traffic with tiers); `clear`, `tick`, `status`.
 //!
 //! How the daemon calls it. A client's Reserve, with its keys cut into slices:
 //!
@@ -31,6 +31,7 @@ pub mod api;
 
 mod clear;
 mod complete;
+mod deletes;
 mod evict;
 mod hold;
 mod index;
@@ -56,9 +57,11 @@ mod tests;
 
 pub use clear::ClearSlice;
 pub use complete::{DEGRADED_AFTER_MISSES, PROBE_EVERY_NS};
+pub use deletes::DELETE_RETRY_NS;
 pub use evict::{EVICTIONS_PER_BLOCK_MAX, EVICTIONS_PER_CALL_MAX, RECLAIM_SLICE_ENTRIES};
 pub use lease::{EXPIRY_SLICE_ITEMS, LEASED_ITEMS_PER_SESSION_MAX, LEASES_PER_SESSION_MAX, LeaseKind};
 pub use namespace::{NAMESPACES_MAX, parse_stored_descriptor, stored_descriptor};
 pub use pool::{SEGMENTS_MAX, UNIT_BYTES};
 pub use session::SessionInfo;
 pub use state::{DEPTH_MAX, Engine, KEYS_PER_SLICE_MAX};
+pub use tier::LIMIT_RAISE_EVERY_NS;

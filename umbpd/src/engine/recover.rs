@@ -11,14 +11,14 @@ use umbp_protocol::message::{NamespaceId, WireKey};
 use super::api::{TierIndex, Time};
 use super::slab::NONE;
 use super::state::{DEPTH_MAX, DRAM, Engine};
-use super::tier::{BlockCopy, CopyState, LISTED, UNPLACED, Unplaced};
+use super::tier::{BlockCopy, CopyState, LISTED, Stray, UNPLACED, Unplaced};
 
 /// Recovered copies that get their place in one call.
 const PLACE_SLICE_BLOCKS: usize = 512;
 
 impl Engine {
     /// Blocks that a tier holds; their namespaces have been given by [`Engine::namespace`]. Answers how many are of
-    /// use: a malformed one, or one that is there already, is left out.
+    /// use: a malformed one is left out, and so is one that has been put anew meanwhile, which is deleted.
     pub fn recovered(&mut self, tier: TierIndex, blocks: &[RecoveredBlock], now: Time) -> usize {
         self.begin();
         let tier = usize::from(tier.0);
@@ -26,6 +26,7 @@ impl Engine {
             return 0;
         }
         self.tiers[tier].recovery_done = false;
+        self.tiers[tier].recovery_over = false;
         let count = blocks.iter().filter(|block| self.recover_one(tier, block)).count();
         self.work += blocks.len() as u64;
         self.settle(now);
@@ -37,6 +38,8 @@ impl Engine {
         self.begin();
         if let Some(tier) = self.tiers.get_mut(usize::from(tier.0)) {
             tier.recovery_done = true;
+            tier.recovery_over = true;
+            tier.cleared.clear();
         }
         self.place_slice();
         self.settle(now);
@@ -51,7 +54,18 @@ impl Engine {
         };
         let key = WireKey { namespace, local: block.key };
         let entry = self.index.find_or_insert(key, block.depth.min(DEPTH_MAX));
-        if self.index[entry].copies[tier] != NONE {
+        let known = self.index[entry].copies[tier];
+        if known != NONE {
+            if self.tiers[tier].copies[known].place != block.location {
+                self.tiers[tier].take_stray(Stray {
+                    key,
+                    location: block.location,
+                    length: block.length,
+                    checksum: block.checksum,
+                    bytes,
+                    tenant,
+                });
+            }
             return false;
         }
         let fresh = self.index[entry].copies.iter().all(|copy| *copy == NONE);
@@ -60,9 +74,10 @@ impl Engine {
             self.index[entry].length = block.length as u32;
             self.index[entry].checksum = block.checksum;
         }
-        // Other bytes than those of this life, or more than a block may have now: of no use, and deleted.
+        // Cleared, other bytes than those of this life, or more than a block may have now: of no use, and deleted.
         let known = &self.index[entry];
-        let useful = u64::from(known.length) == block.length
+        let useful = !self.tiers[tier].was_cleared(tenant, namespace)
+            && u64::from(known.length) == block.length
             && block.length <= self.settings.block_bytes
             && (known.checksum == block.checksum || known.resident == 0);
         if useful && known.resident == 0 {

@@ -33,6 +33,10 @@ pub(super) enum Timer {
     },
     Operation(u64),
     Probe(u8),
+    /// A tier's limit is tried higher.
+    Limit(u8),
+    /// A tier's failed deletes are tried again.
+    Deletes(u8),
     /// A withdrawn segment's sessions should have unmapped it.
     Withdrawn(u32),
 }

@@ -45,6 +45,11 @@ impl Engine {
                 self.overdue(id, now);
                 1
             }
+            Timer::Limit(tier) => {
+                self.raise_limit(usize::from(tier), now);
+                1
+            }
+            Timer::Deletes(tier) => self.retry_deletes(usize::from(tier), now),
             Timer::Withdrawn(segment) => self.end_unmappers(SegmentId(segment)),
             Timer::Probe(tier) => {
                 self.probe(usize::from(tier), now);
@@ -77,7 +82,8 @@ impl Engine {
     /// Nothing is queued for, or in flight in, a tier that still answers.
     pub fn is_idle(&self) -> bool {
         self.tiers.iter().filter(|tier| tier.running()).all(|tier| {
-            tier.in_flight == 0 && tier.queued_blocks == 0 && tier.retries.is_empty() && tier.deletes.is_empty()
+            let queued = tier.queued_blocks > 0 || !tier.retries.is_empty();
+            tier.in_flight == 0 && !queued && tier.deletes.is_empty() && tier.strays.is_empty()
         })
     }
 }

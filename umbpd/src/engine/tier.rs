@@ -1,18 +1,20 @@
 //! What the engine keeps for one tier: its copies, their order of eviction, its queues and its counters.
 
 use std::cmp::Ordering;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use umbp_plugin_api::Status;
+use umbp_protocol::message::{NamespaceId, WireKey};
 
 use super::api::{TierSettings, TierState};
+use super::deletes::DELETE_RETRY_NS;
 use super::policy::{Link, Nodes, Policy};
 use super::prefix_lru::PrefixLru;
 use super::slab::{NONE, Slab};
 
-/// Puts done after which a tier's limit is tried higher.
-const PUTS_PER_RAISE: u32 = 4096;
-/// Part of the capacity by which it is raised: 1/256.
+/// Time after which a tier's limit is tried higher, in nanoseconds.
+pub const LIMIT_RAISE_EVERY_NS: u64 = 10_000_000_000;
+/// Part of the capacity by which it is raised at first: 1/256, or the put that did not fit if that is more.
 const RAISE_SHARE: u64 = 256;
 
 /// Life of a copy.
@@ -35,6 +37,8 @@ pub(super) enum CopyState {
     Doomed,
     /// Lower tiers: its delete is queued or submitted.
     Deleting,
+    /// Lower tiers: its delete failed and will be tried again; hidden, and its room taken, until it is done.
+    Undeleted,
     /// First tier: a late or dead writer may still write to it.
     Quarantined,
 }
@@ -111,6 +115,17 @@ impl PartialOrd for Unplaced {
     }
 }
 
+/// What recovery found under a key that had been put anew by then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stray {
+    pub(super) key: WireKey,
+    pub(super) location: u64,
+    pub(super) length: u64,
+    pub(super) checksum: u64,
+    pub(super) bytes: u64,
+    pub(super) tenant: u16,
+}
+
 /// Counters of a tier; none ever decreases.
 #[derive(Default)]
 pub(super) struct TierCounters {
@@ -121,6 +136,8 @@ pub(super) struct TierCounters {
     pub(super) demoted: u64,
     /// Background puts given up: no room in the queue, evicted before their turn, tier down, no space.
     pub(super) dropped: u64,
+    /// First tries of a put that were refused for lack of space: so it is found out what fits. No errors.
+    pub(super) limit_found: u64,
     pub(super) timeouts: u64,
     /// Completions that no operation in flight stands for.
     pub(super) unknown_completions: u64,
@@ -143,8 +160,10 @@ pub(super) struct Tier {
     /// Bytes that its backend can really hold, as far as is known: at most the capacity. A backend keeps records of
     /// its own, and its medium may fill before the capacity does.
     pub(super) limit: u64,
-    /// Puts done since the limit was last moved.
-    puts_since_limit: u32,
+    /// Bytes by which the limit is raised next; doubled while nothing is refused.
+    limit_step: u64,
+    /// A timer stands for the next raise.
+    pub(super) limit_timer: bool,
     pub(super) state: TierState,
     pub(super) copies: Slab<BlockCopy>,
     /// Order of eviction, per tenant.
@@ -157,6 +176,15 @@ pub(super) struct Tier {
     /// Promotions (entries) that wait for an operation slot.
     pub(super) gets: VecDeque<u32>,
     pub(super) deletes: VecDeque<u32>,
+    /// Recovered second copies of blocks, to be deleted.
+    pub(super) strays: VecDeque<Stray>,
+    /// Copies whose delete failed, and that wait until it is tried again.
+    pub(super) undeleted: VecDeque<u32>,
+    pub(super) undeleted_strays: VecDeque<Stray>,
+    /// Time until the next try, in nanoseconds.
+    pub(super) delete_retry_ns: u64,
+    /// A timer stands for it.
+    pub(super) delete_retry_waits: bool,
     pub(super) puts: VecDeque<QueuedPut>,
     /// Puts refused for lack of space (DRAM slots), to be tried once more.
     pub(super) retries: VecDeque<u32>,
@@ -174,13 +202,19 @@ pub(super) struct Tier {
     pub(super) probing: bool,
     pub(super) unplaced: BinaryHeap<Unplaced>,
     pub(super) recovery_done: bool,
+    /// Cleared while recovery could still bring blocks in: a tenant, and one of its namespaces or all. At most one
+    /// item for each namespace and tenant.
+    pub(super) cleared: BTreeSet<(u16, Option<NamespaceId>)>,
+    /// Recovery is over, so that nothing needs to be remembered of a clear.
+    pub(super) recovery_over: bool,
 }
 
 impl Tier {
     pub(super) fn new(settings: TierSettings, tenants: usize) -> Self {
         Self {
             limit: settings.capacity,
-            puts_since_limit: 0,
+            limit_step: 0,
+            limit_timer: false,
             settings,
             state: TierState::Declared,
             copies: Slab::new(),
@@ -190,6 +224,11 @@ impl Tier {
             counters: TierCounters::default(),
             gets: VecDeque::new(),
             deletes: VecDeque::new(),
+            strays: VecDeque::new(),
+            undeleted: VecDeque::new(),
+            undeleted_strays: VecDeque::new(),
+            delete_retry_ns: DELETE_RETRY_NS,
+            delete_retry_waits: false,
             puts: VecDeque::new(),
             retries: VecDeque::new(),
             queued_blocks: 0,
@@ -202,6 +241,8 @@ impl Tier {
             probing: false,
             unplaced: BinaryHeap::new(),
             recovery_done: true,
+            cleared: BTreeSet::new(),
+            recovery_over: false,
         }
     }
 
@@ -215,19 +256,41 @@ impl Tier {
     }
 
     /// A put was refused for lack of space, and is no longer counted: what is there now is what fits.
-    pub(super) fn lower_limit(&mut self) {
+    pub(super) fn lower_limit(&mut self, refused_bytes: u64) {
         self.limit = self.limit.min(self.used_bytes());
-        self.puts_since_limit = 0;
+        self.limit_step = (self.settings.capacity / RAISE_SHARE).max(refused_bytes).max(1);
     }
 
-    /// A put was done. Now and then the limit is tried a little higher, since room may have come free.
-    pub(super) fn raise_limit(&mut self) {
-        self.puts_since_limit += 1;
-        if self.puts_since_limit >= PUTS_PER_RAISE && self.limit < self.settings.capacity {
-            let step = (self.settings.capacity / RAISE_SHARE).max(self.settings.alignment);
-            self.limit = (self.limit + step).min(self.settings.capacity);
-            self.puts_since_limit = 0;
+    /// Room may have come free: the limit is tried higher, whether or not anything fits below it now. True if it is
+    /// still below the capacity.
+    pub(super) fn raise_limit(&mut self) -> bool {
+        self.limit = self.limit.saturating_add(self.limit_step).min(self.settings.capacity);
+        self.limit_step = self.limit_step.saturating_mul(2);
+        self.limit < self.settings.capacity
+    }
+
+    /// A clear. What recovery brings in of it later is deleted then.
+    pub(super) fn remember_clear(&mut self, tenant: u16, namespace: Option<NamespaceId>) {
+        if !self.recovery_over {
+            self.cleared.insert((tenant, namespace));
         }
+    }
+
+    /// Whether a clear came before this block of an earlier life.
+    pub(super) fn was_cleared(&self, tenant: u16, namespace: NamespaceId) -> bool {
+        self.cleared.contains(&(tenant, None)) || self.cleared.contains(&(tenant, Some(namespace)))
+    }
+
+    /// Its room counts until it is deleted.
+    pub(super) fn take_stray(&mut self, stray: Stray) {
+        self.used[usize::from(stray.tenant)] += stray.bytes;
+        self.freeing[usize::from(stray.tenant)] += stray.bytes;
+        self.strays.push_back(stray);
+    }
+
+    /// Blocks whose delete failed.
+    pub(super) fn undeleted_blocks(&self) -> usize {
+        self.undeleted.len() + self.undeleted_strays.len()
     }
 
     pub(super) fn running(&self) -> bool {

@@ -1,14 +1,14 @@
 //! A tier's plugin from its file to an open backend, on the tier's own thread: any step may block or hang.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use umbp_config::{Config, Tier};
+use umbp_config::{Config, Options, Tier};
 use umbp_plugin_api::backend::{OpenError, Role};
 use umbp_plugin_api::host::{CheckError, HostOpenError, HostedBackend, LoadError, Plugin, PluginInfo};
-use umbp_plugin_api::{OpenConfig, Opened};
+use umbp_plugin_api::{OpenConfig, Opened, OptionsError};
 
 use super::{Failure, chain, find};
 use crate::engine::UNIT_BYTES;
@@ -71,11 +71,11 @@ fn open(order: &Order, say: &dyn Fn(Step) -> bool) -> Result<(HostedBackend, Rea
     let tier = order.tier();
     let path = find::file_of(&tier.backend, &order.folders)?;
     order.link.shared.enter("load");
-    let plugin = Plugin::load(&path).map_err(|error| load_failure(&error))?;
+    let plugin = load(&path)?;
     check_role(&order.config, order.index, plugin.info())?;
     say(Step::Loaded(plugin.info().clone()));
     order.link.shared.enter("check_options");
-    plugin.check_options(&tier.options.text).map_err(|error| options_failure(&order.config, tier, error))?;
+    check_options(&order.config, &owner(tier), &plugin, &tier.options)?;
     let settings = OpenConfig {
         tier: tier.name.to_string(),
         capacity: *tier.capacity,
@@ -138,27 +138,36 @@ fn check_alignment(opened: &Opened) -> Result<(), Failure> {
     )))
 }
 
-pub(super) fn load_failure(error: &LoadError) -> Failure {
-    if let LoadError::Layout { detail, .. } = error {
-        tracing::debug!("{detail}");
-    }
-    Failure::Environment(chain(error))
+fn owner(tier: &Tier) -> String {
+    format!("tier.{}", *tier.name)
 }
 
-pub(super) fn options_failure(config: &Config, tier: &Tier, error: CheckError) -> Failure {
-    match error {
-        CheckError::Options(error) => {
-            let owner = format!("tier.{}", *tier.name);
-            Failure::Config(config.options_error(&owner, &tier.options, &error.message, error.span))
+/// Loads a shared object, a tier's or a mover's. Blocks, and may hang, since constructors run.
+pub fn load(path: &Path) -> Result<Plugin, Failure> {
+    Plugin::load(path).map_err(|error| {
+        if let LoadError::Layout { detail, .. } = &error {
+            tracing::debug!("{detail}");
         }
+        Failure::Environment(chain(&error))
+    })
+}
+
+/// Has a plugin check the options of `owner`, which is `tier.<name>` or `mover.<name>`; answers the resolved ones.
+pub fn check_options(config: &Config, owner: &str, plugin: &Plugin, options: &Options) -> Result<String, Failure> {
+    plugin.check_options(&options.text).map_err(|error| match error {
+        CheckError::Options(error) => wrong_options(config, owner, options, error),
         CheckError::Panicked(text) => Failure::Environment(format!("backend panicked in check_options: {text}")),
-    }
+    })
+}
+
+fn wrong_options(config: &Config, owner: &str, options: &Options, error: OptionsError) -> Failure {
+    Failure::Config(config.options_error(owner, options, &error.message, error.span))
 }
 
 fn refused(order: &Order, error: HostOpenError) -> Failure {
     match error {
         HostOpenError::Open(OpenError::Options(error)) => {
-            options_failure(&order.config, order.tier(), CheckError::Options(error))
+            wrong_options(&order.config, &owner(order.tier()), &order.tier().options, error)
         }
         HostOpenError::Open(OpenError::Locked(text) | OpenError::TooLarge(text)) => Failure::Refuse(text),
         other => Failure::Environment(chain(&other)),

@@ -9,11 +9,10 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
+use umbp_config::defaults::SOCKET_PATH_MAX_BYTES;
 
 use crate::fork::NotInChildren;
 
-/// Longest path of a Unix socket, in bytes, with its terminating zero (sun_path).
-const SOCKET_PATH_MAX_BYTES: usize = 108;
 /// Connections that wait for accept.
 const BACKLOG: i32 = 128;
 
@@ -40,7 +39,7 @@ pub enum ListenError {
     #[error("{0} exists and is not a socket; move it away, or set daemon.socket elsewhere")]
     NotASocket(PathBuf),
     /// The name does not fit.
-    #[error("socket path {path} has {bytes} bytes; at most {max} fit: set a shorter daemon.socket", max = SOCKET_PATH_MAX_BYTES - 1)]
+    #[error("socket path {path} has {bytes} bytes; at most {max} fit: set a shorter daemon.socket", max = SOCKET_PATH_MAX_BYTES)]
     TooLong {
         /// The socket.
         path: PathBuf,
@@ -48,7 +47,7 @@ pub enum ListenError {
         bytes: usize,
     },
     /// The system refused.
-    #[error("cannot {what} {path}")]
+    #[error("cannot {what} {path}; let this user do that, or set daemon.socket elsewhere")]
     Io {
         /// What was tried.
         what: &'static str,
@@ -77,7 +76,7 @@ impl SocketLock {
     /// Makes or checks the folder and takes the lock beside the socket.
     pub fn take(socket: &Path) -> Result<Self, ListenError> {
         let bytes = socket.as_os_str().len();
-        if bytes >= SOCKET_PATH_MAX_BYTES {
+        if bytes > SOCKET_PATH_MAX_BYTES {
             return Err(ListenError::TooLong { path: socket.to_owned(), bytes });
         }
         prepare_folder(socket.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))?;
@@ -191,6 +190,29 @@ mod tests {
         drop(bound);
         assert!(!path.exists(), "its own socket is removed at exit");
         assert!(SocketLock::take(&path).is_ok(), "the lock is free again");
+    }
+
+    #[test]
+    fn j2_a_place_that_refuses_a_socket_is_told_with_the_key_and_a_remedy() {
+        let folder = tempfile::tempdir().expect("folder");
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").expect("written");
+        let refused = SocketLock::take(&file.join("sub/s")).expect_err("no folder can be made below a file");
+        let text = refused.to_string();
+        for words in ["file/sub", "let this user", "daemon.socket"] {
+            assert!(text.contains(words), "no {words} in: {text}");
+        }
+        assert!(std::error::Error::source(&refused).is_some(), "and the cause");
+    }
+
+    #[test]
+    fn the_longest_path_that_config_takes_can_be_served_on() {
+        let folder = tempfile::tempdir().expect("folder");
+        let fill = |bytes: usize| folder.path().join("x".repeat(bytes - folder.path().as_os_str().len() - 1));
+        let bound = SocketLock::take(&fill(SOCKET_PATH_MAX_BYTES)).expect("lock").bind(0o600);
+        assert!(bound.is_ok(), "{bound:?}");
+        let refused = SocketLock::take(&fill(SOCKET_PATH_MAX_BYTES + 1)).expect_err("too long").to_string();
+        assert!(refused.contains("has 108 bytes; at most 107 fit"), "{refused}");
     }
 
     #[test]

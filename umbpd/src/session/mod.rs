@@ -6,7 +6,7 @@
 //!
 //! Modules in reading order: [`listen`] (the socket and its lock), [`peer`] (the process behind a connection),
 //! [`outbox`] (what waits to be sent), [`mod@line`] (bytes in and out), [`hello`] (who it is), [`answer`] (what it asks),
-//! [`serve`] (its life).
+//! [`turned_away`] (who is not served), [`serve`] (its life).
 
 pub mod answer;
 pub mod hello;
@@ -15,6 +15,7 @@ pub mod listen;
 pub mod outbox;
 pub mod peer;
 pub mod serve;
+pub mod turned_away;
 
 use umbp_protocol::message::Refusal;
 
@@ -22,7 +23,7 @@ use umbp_protocol::message::Refusal;
 pub const SESSIONS_MAX: usize = 1024;
 /// A tenant may have an equal share of them, but at least so many: the engines and ranks of one host.
 pub const SESSIONS_PER_TENANT_LEAST: usize = 64;
-/// Connections at one time, those that have not said Hello included; more are closed at once.
+/// Connections at one time, those that have not said Hello included; more are turned away.
 pub const CONNECTIONS_MAX: usize = SESSIONS_MAX + 64;
 
 /// A refusal.

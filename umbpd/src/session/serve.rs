@@ -37,12 +37,15 @@ pub async fn accept(hub: Rc<Hub>, listener: UnixListener) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) if hub.connections.get() < CONNECTIONS_MAX => {
-                tokio::task::spawn_local(connection(hub.clone(), stream));
+                // Counted from here on, or a burst of them would pass the limit before the first task runs.
+                tokio::task::spawn_local(connection(Counted::new(hub.clone()), stream));
             }
-            Ok(_) => hub.count_end("connections"),
+            Ok((stream, _)) => {
+                let message = format!("{CONNECTIONS_MAX} connections are open already; end some, or try later");
+                hub.turn_away(stream, "connections", message);
+            }
             Err(error) => {
-                tracing::warn!("cannot accept a connection: {error}");
-                hub.count_end("accept");
+                hub.count_lost("accept", &format!("cannot accept a connection: {error}"));
                 tokio::time::sleep(Duration::from_millis(ACCEPT_RETRY_MS)).await;
             }
         }
@@ -91,10 +94,19 @@ struct Connection {
     stalled_at: Option<Instant>,
 }
 
-async fn connection(hub: Rc<Hub>, stream: UnixStream) {
-    let _counted = Counted::new(hub.clone());
-    // An error means that the process is gone already.
-    let Ok(peer) = Peer::of(&stream) else { return };
+async fn connection(counted: Counted, stream: UnixStream) {
+    let hub = counted.0.clone();
+    let peer = match Peer::of(&stream) {
+        Ok(peer) => peer,
+        Err(error) => {
+            // Without it nobody would know when the process is gone and its memory free to be written by others.
+            let message = format!(
+                "umbpd cannot watch the process that connected ({error}); raise its RLIMIT_NOFILE if it is out of \
+                 files, and run client and daemon in one pid namespace on kernels before 6.5"
+            );
+            return hub.turn_away(stream, "peer", message);
+        }
+    };
     let seat = Rc::new(SessionSeat::new(peer.uid, peer.pid));
     let mut connection = Connection { hub, line: Line::new(stream), peer, seat, session: None, stalled_at: None };
     let end = match connection.live().await {

@@ -6,9 +6,8 @@ use crate::common::workspace;
 
 /// The cases that the first section must have.
 const SPINE: &str = "A3 A5 A6 A7 A8 B1 B8 C1 C2 C6 D3 D6 D7 F6 F7 J2 J3 K6 K7 K10 K11 K12 K13 K14";
-/// Lines above a test that belong to it, and lines at the top of a file that speak for all of its tests.
+/// Lines above a test that belong to it.
 const ABOVE_LINES: usize = 6;
-const TOP_LINES: usize = 8;
 
 /// A row of a table: what it begins with, and the tests that it names.
 struct Row<'a> {
@@ -27,7 +26,7 @@ fn rows(section: &str) -> Vec<Row<'_>> {
     section.lines().filter_map(row).collect()
 }
 
-/// The test with what stands right above it, and the top of its file; none where it is no test.
+/// The test with what stands right above it; none where it is no test.
 fn text_of(file: &str, test: &str) -> Option<String> {
     let source = std::fs::read_to_string(workspace().join(file)).ok()?;
     let lines: Vec<&str> = source.lines().collect();
@@ -37,7 +36,7 @@ fn text_of(file: &str, test: &str) -> Option<String> {
     let indent = lines[at].len() - lines[at].trim_start().len();
     let ends = |line: &&str| **line == format!("{}}}", " ".repeat(indent));
     let end = lines[at..].iter().position(ends).unwrap_or(1);
-    Some([&lines[..TOP_LINES.min(at)], above, &lines[at..at + end]].concat().join("\n"))
+    Some([above, &lines[at..at + end]].concat().join("\n"))
 }
 
 /// The case stands there as a word (`K7`), or in a test's name (`k7_`).

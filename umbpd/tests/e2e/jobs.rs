@@ -164,3 +164,16 @@ fn sigterm_in_the_middle_of_jobs_ends_in_time_and_leaves_only_right_bytes() {
     assert!(outcomes.iter().all(known), "{:?}", summary(&outcomes));
     assert!(outcomes.iter().any(|outcome| is_loaded(*outcome)), "what was copied below is there");
 }
+
+/// The sample that `examples/` shows works as its first lines say.
+#[test]
+fn the_sample_of_the_engine_side_brings_every_byte_back() {
+    let place = Place::new("16MiB", "");
+    let daemon = place.serve();
+    let mut cargo = std::process::Command::new(env!("CARGO"));
+    cargo.current_dir(crate::common::workspace()).args(["run", "--quiet", "--offline", "--package", "umbp-client"]);
+    let output = cargo.args(["--example", "store_and_load", "--"]).arg(&daemon.socket).output().expect("cargo runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.ends_with("every byte came back\n"), "{said}");
+}

@@ -161,7 +161,7 @@ impl World {
         self.finish(at, if c.is_multiple_of(2) { Status::OK } else { status });
     }
 
-    fn finish(&mut self, at: usize, mut status: Status) {
+    fn finish(&mut self, at: usize, status: Status) {
         self.act(at);
         if self.failed {
             // Nobody listens, and the buffers stay the backend's for good.
@@ -183,8 +183,10 @@ impl World {
                 assert!(*stored == bytes, "the copy below is that of its checksum");
             }
             code::DELETE => {
-                status = Status::OK;
-                assert!(self.medium.remove(&operation.location).is_some(), "deleted once");
+                assert!(self.medium.contains_key(&operation.location), "deleted once");
+                if matches!(status, Status::OK | Status::MISS) {
+                    self.medium.remove(&operation.location);
+                }
             }
             _ => {}
         }

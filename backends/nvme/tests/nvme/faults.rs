@@ -243,9 +243,11 @@ fn what_is_queued_can_be_cancelled_or_time_out_and_more_than_the_slots_is_busy()
     let (tier, faults) = open(place.path(), "depth = 1");
     let block = tier.put(0, 5000).unwrap();
     faults.hold.store(true, SeqCst);
+    faults.seen.lock().unwrap().clear();
     let first = tier.operation(code::PUT, 1, 5000);
     assert_eq!(tier.submit(first), Submitted::ACCEPTED);
     // The one piece in flight is held; everything else is queued.
+    faults.await_seen(1);
     let late = Operation { deadline_ns: 1, ..tier.operation(code::PUT, 2, 5000) };
     let load = Operation { location: block.location, offset: MIB, ..tier.operation(code::GET, 0, 5000) };
     let queued: Vec<Operation> = (3..64).map(|number| tier.operation(code::PUT, number, 5000)).collect();

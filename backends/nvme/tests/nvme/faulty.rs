@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use umbp_backend_nvme::port::{Direction, Disk, Done, Medium, Port, Request, Wake};
@@ -34,6 +34,8 @@ pub(crate) struct Faults {
     pub(crate) extend: AtomicI32,
     /// Directions of pieces in the order in which they came.
     pub(crate) seen: Mutex<Vec<Direction>>,
+    /// A piece came.
+    pub(crate) came: Condvar,
 }
 
 pub(crate) struct Faulty(pub(crate) Arc<Faults>);
@@ -42,6 +44,16 @@ fn errno(cell: &AtomicI32) -> io::Result<()> {
     match cell.load(SeqCst) {
         0 => Ok(()),
         errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+impl Faults {
+    /// Waits until so many pieces came since `seen` was cleared.
+    pub(crate) fn await_seen(&self, pieces: usize) {
+        let seen = self.seen.lock().unwrap();
+        let (_seen, late) =
+            self.came.wait_timeout_while(seen, Duration::from_secs(30), |seen| seen.len() < pieces).unwrap();
+        assert!(!late.timed_out(), "{pieces} pieces never came");
     }
 }
 
@@ -117,6 +129,7 @@ impl Port for FaultyPort {
 
     unsafe fn push(&mut self, mut request: Request) {
         self.faults.seen.lock().unwrap().push(request.direction);
+        self.faults.came.notify_all();
         if let Some((direction, errno, left)) = self.faults.fail.lock().unwrap().as_mut()
             && *left > 0
             && *direction == request.direction

@@ -6,7 +6,7 @@ use umbp_protocol::message::{Acquired, Event, Found, MissReason, Reserved, Sessi
 
 use super::rig::{ABSENT, BLOCK, Rig, SECOND, ready, settings};
 use crate::engine::api::{TierIndex, TierState};
-use crate::engine::{DEGRADED_AFTER_MISSES, PROBE_EVERY_NS};
+use crate::engine::{DEGRADED_AFTER_MISSES, LIMIT_RAISE_EVERY_NS, PROBE_EVERY_NS};
 
 const NVME: TierIndex = TierIndex(1);
 const DOWN: Found = Found::Miss(MissReason::TierDown);
@@ -81,7 +81,45 @@ fn a_tier_that_ran_out_of_space_makes_room_before_the_next_store() {
     rig.finish(code::DELETE, Status::OK);
     rig.finish(code::PUT, Status::OK);
     assert_eq!(rig.evicted(1), [1, 2]);
-    assert_eq!(rig.status("/tiers/1/errors/no space"), 1);
+    assert_eq!(rig.status("/tiers/1/limit_found"), 1);
+    assert_eq!(rig.status("/tiers/1/errors"), serde_json::json!({}), "it was to be expected");
+    assert_eq!(rig.status("/tiers/1/limit_bytes"), 12 * BLOCK);
+    assert_eq!(rig.status("/tiers/1/capacity_bytes"), 64 * BLOCK);
+}
+
+#[test]
+fn a_tier_that_had_no_space_at_all_takes_blocks_again_once_it_has() {
+    for used in [0, 1] {
+        let mut rig = Rig::blocks(&[64, 64]);
+        let session = rig.session();
+        for n in 0..used {
+            rig.store(session, &[n]);
+            rig.settle_stores();
+        }
+        for n in 10..14 {
+            rig.store(session, &[n]);
+            while rig.in_flight(code::PUT) > 0 {
+                rig.finish(code::PUT, Status::NO_SPACE);
+                rig.settle_deletes();
+            }
+        }
+        assert_eq!(rig.status("/tiers/1/limit_bytes"), 0);
+        rig.store(session, &[20]);
+        assert_eq!(rig.in_flight(code::PUT), 0, "it is full, as far as is known");
+        rig.advance(LIMIT_RAISE_EVERY_NS);
+        rig.store(session, &[21]);
+        rig.finish(code::PUT, Status::NO_SPACE);
+        assert_eq!(rig.status("/tiers/1/limit_bytes"), 0, "still full");
+        rig.advance(LIMIT_RAISE_EVERY_NS);
+        rig.store(session, &[22]);
+        rig.finish(code::PUT, Status::OK);
+        for _ in 0..8 {
+            rig.advance(LIMIT_RAISE_EVERY_NS);
+        }
+        assert_eq!(rig.status("/tiers/1/limit_bytes"), 64 * BLOCK, "and soon all of it");
+        let now = rig.time();
+        assert_eq!(rig.engine.tick(now), None, "then nothing falls due any more");
+    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Claims about the engine, on small deployments with hand-made completions.
 
 mod chain;
+mod clear;
+mod deletes;
 mod faults;
 mod leases;
 mod limits;

@@ -294,6 +294,31 @@ fn a_recovered_block_of_an_unknown_namespace_or_other_bytes_is_not_served() {
 }
 
 #[test]
+fn what_recovery_finds_of_a_block_that_was_stored_anew_is_deleted() {
+    let mut rig = Rig::blocks(&[8, 8]);
+    let session = rig.session();
+    rig.store(session, &[1]);
+    let current = rig.finish(code::PUT, Status::OK).id + 1000;
+    let found = |location| RecoveredBlock {
+        key: rig.key(1).local,
+        namespace_id: rig.namespace.0,
+        length: BLOCK,
+        checksum: checksum(&rig.key(1)),
+        location,
+        ..RecoveredBlock::default()
+    };
+    let (same, older, now) = (found(current), found(7), rig.time());
+    assert_eq!(rig.engine.recovered(NVME, &[same, older], now), 0);
+    rig.drain();
+    assert_eq!(rig.status("/tiers/1/used_bytes"), 2 * BLOCK, "its room counts until it is free");
+    let delete = rig.finish(code::DELETE, Status::OK);
+    assert_eq!((delete.location, delete.key), (7, rig.key(1).local));
+    assert_eq!((rig.in_flight(code::DELETE), rig.status("/tiers/1/used_bytes")), (0, BLOCK.into()));
+    assert!(rig.engine.is_idle());
+    assert_eq!(rig.lookup(session, 0, &[1]), [hit(0)]);
+}
+
+#[test]
 fn hits_and_misses_add_up_to_what_was_asked() {
     // J4
     let (mut rig, session) = below(8, 2);
