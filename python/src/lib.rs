@@ -15,6 +15,7 @@ mod jobs;
 mod keys;
 mod layout;
 mod memory;
+mod scheduler;
 mod staged;
 mod step;
 mod worker;
@@ -32,6 +33,8 @@ mod _umbp {
     use super::identity::engine_descriptor;
     #[pymodule_export]
     use super::layout::Layout;
+    #[pymodule_export]
+    use super::scheduler::Scheduler;
     #[pymodule_export]
     use super::step::StepPlan;
     #[pymodule_export]

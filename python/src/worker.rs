@@ -12,7 +12,7 @@ use umbp_connector_core::key::Rank;
 use umbp_connector_core::namespace::NamespaceDescriptor;
 use umbp_connector_core::plan::{BlockTransferPlan, ObjectKey, PlanRuns, RequestId};
 use umbp_connector_core::runtime::{JobId, Runtime, TransferJobState};
-use umbp_connector_core::topology::{HeadMapping, RankTopology};
+use umbp_connector_core::topology::RankTopology;
 use umbp_connector_core::worker::{BlockIdentityCodec, OperationStats, Worker as Machine, WorkerOptions};
 
 use crate::client::Client;
@@ -87,6 +87,9 @@ pub(crate) struct Worker {
 }
 
 /// Parallel sizes, this worker's index, and how many tensor-parallel ranks in a row hold equal bytes.
+///
+/// Ranks of equal bytes (MLA) count as one, both in the keys that workers write and in those that the scheduler asks
+/// for: the first to store a block wins, and each of them loads it.
 #[derive(FromPyObject)]
 pub(crate) struct Place {
     sizes: (u16, u16, u16, u16),
@@ -95,18 +98,23 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The rank that stands in this worker's keys.
+    /// The ranks that stand in keys.
+    pub(crate) fn topology(&self) -> PyResult<RankTopology> {
+        let ((tp, pcp, dcp, pp), replicas) = (self.sizes, self.replicas.max(1));
+        if !tp.is_multiple_of(replicas) || (replicas > 1 && dcp > 1) {
+            let text = format!("{replicas} replicas on tp_size {tp}, dcp_size {dcp}: they must divide tp, without dcp");
+            return Err(PyValueError::new_err(text));
+        }
+        RankTopology::new(tp / replicas, pp, pcp, dcp).map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    /// The one that stands in this worker's keys.
     fn rank(&self) -> PyResult<Rank> {
-        let wrong = |error: umbp_connector_core::topology::TopologyError| PyValueError::new_err(error.to_string());
-        let (tp, pcp, dcp, pp) = self.sizes;
-        let topology = RankTopology::new(tp, pp, pcp, dcp).map_err(wrong)?;
-        let rank = topology.rank(self.index).map_err(wrong)?;
-        let heads = if self.replicas > 1 {
-            HeadMapping::new(&topology, tp / self.replicas).map_err(wrong)?
-        } else {
-            HeadMapping::distinct(&topology)
-        };
-        Ok(heads.canonical(rank))
+        let tp = u32::from(self.sizes.0.max(1));
+        let (row, place) = (self.index / tp, self.index % tp / u32::from(self.replicas.max(1)));
+        let topology = self.topology()?;
+        let index = row * u32::from(topology.tp()) + place;
+        topology.rank(index).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 }
 

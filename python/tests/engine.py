@@ -20,6 +20,8 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "PYTHONHASHSEED": "0",
     "OMP_NUM_THREADS": "2",
+    # To ask the worker's process for its connector's descriptor.
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
 }
 
 
@@ -112,6 +114,11 @@ class Engine:
         """The hashes of a prompt's whole blocks."""
         hashes: list[bytes] = self._ask("hashes", list(prompt))
         return hashes
+
+    def descriptor(self) -> dict[str, str]:
+        """What must match for the bytes of UmbpConnector's blocks to mean the same."""
+        descriptor: dict[str, str] = self._ask("descriptor")
+        return descriptor
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's values with these labels."""

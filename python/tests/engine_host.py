@@ -11,6 +11,13 @@ BLOCK_TOKENS = 32
 FORGET_S = 20.0
 
 
+def descriptor_of(worker: Any) -> Any:
+    """In the worker's process."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    return get_kv_transfer_group().descriptor  # type: ignore[attr-defined]
+
+
 class Host:
     """One engine."""
 
@@ -100,6 +107,10 @@ class Host:
             block_hasher=get_request_block_hasher(BLOCK_TOKENS, function),
         )
         return "hashes", [bytes(block_hash) for block_hash in request.block_hashes]
+
+    def descriptor(self) -> tuple[str, dict[str, str]]:
+        descriptors: list[dict[str, str]] = self._llm.collective_rpc(descriptor_of)
+        return "descriptor", descriptors[0]
 
     def metric(self, name: str, labels: dict[str, str]) -> tuple[str, float]:
         metrics = (m for m in self._llm.get_metrics() if m.name == name)

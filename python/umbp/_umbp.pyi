@@ -1,6 +1,6 @@
 """The extension module. Keys are text: `umbp:vllm:v1:<key_namespace>:tp0:pcp0:dcp0:pp0:g0:<hash hex>`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Protocol
@@ -218,6 +218,91 @@ class Worker:
     def counters(self) -> dict[str, int]: ...
     def close(self) -> None:
         """When it returns, no thread touches the engine's memory."""
+
+class Scheduler:
+    """The scheduler's side of the connector: plans what a step's workers load and store.
+
+    It looks nothing up and stores nothing until it is bound. `matched` and `reset` may wait for the daemon, at most
+    `timeout_ms`; nothing fails for want of one. `groups`: (kind, block size, window, mode, is the drafter's), kinds as
+    in `umbp.vllm.groups`. A table is a list of block ids per group; a block is (group, hash).
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[str, int, int | None, str | None, bool]],
+        place: Place,
+        *,
+        num_workers: int,
+        prefix_match_unit: int | None,
+        retention_interval: int | None,
+        load_async: bool,
+        lookup_async: bool,
+        save_decode_cache: bool,
+        stores: bool,
+        events: bool,
+        eagle: bool,
+    ) -> None: ...
+    @property
+    def load_async(self) -> bool:
+        """What is in force: with several groups loads are always asynchronous."""
+
+    def bind(
+        self, socket: str | PathLike[str], descriptor: Mapping[str, str], *, hold_ms: int, timeout_ms: int
+    ) -> None: ...
+    def tell(
+        self,
+        id: str,
+        is_new: bool,
+        prompt_tokens: int,
+        new_tokens: int,
+        tokens: Sequence[int],
+        hashes: Sequence[bytes],
+    ) -> None:
+        """A request is new, or has more tokens and hashes than were told; the tokens themselves matter for events."""
+
+    def matched(
+        self, id: str, local_tokens: int, local_cached: Callable[[int, bytes], bool]
+    ) -> tuple[int | None, bool]: ...
+    def allocated(self, id: str, table: Sequence[Sequence[int]], external_tokens: int) -> None:
+        """RuntimeError: other tokens than those that were matched."""
+
+    def step(
+        self,
+        new: Sequence[tuple[str, int, int, Sequence[Sequence[int]]]],
+        cached: Sequence[tuple[str, int, int, Sequence[Sequence[int]] | None, bool]],
+        finished: Sequence[str],
+        preempted: Sequence[str],
+        tables: Sequence[tuple[str, Sequence[Sequence[int]]]],
+        offloads: Sequence[tuple[str, Sequence[tuple[int, int, int]]]],
+    ) -> StepPlan:
+        """`new` and `cached`: id, tokens before the step, tokens of the step, table (cached: to append, or the whole
+        one of a resumed request, and whether it is that). `offloads`: (group, block id, tokens) per request."""
+
+    def finished(self, id: str) -> None: ...
+    def partial_tail(
+        self,
+        id: str,
+        table: Sequence[Sequence[int]],
+        offloads: Sequence[tuple[int, int, int]],
+        computed_tokens: int,
+        in_flight_tokens: int,
+    ) -> None: ...
+    def update(self, events: Sequence[tuple[int, int, Sequence[tuple[int, bytes]]]], now: float) -> None:
+        """Workers ended store events: (event, workers, what failed)."""
+
+    def forget_published(self, removed: Sequence[tuple[int, bytes]]) -> None: ...
+    def take_events(
+        self, now: float
+    ) -> tuple[list[tuple[int, bytes, bytes | None, list[int], int]], list[tuple[int, bytes]]]:
+        """Blocks that are there now (group, hash, parent, tokens, block size), and blocks that are there no more."""
+
+    def take_pins(self) -> list[tuple[bool, list[int]]]:
+        """Pins to take (true) or give back, in order."""
+
+    def pending(self) -> bool: ...
+    def reset(self) -> bool: ...
+    def notice(self) -> str | None: ...
+    def close(self) -> None: ...
 
 class Embedded:
     """This process's part in an engine's own daemon: the first process of a socket serves, the others attach to it.

@@ -38,7 +38,7 @@ class Place:
         dcp = getattr(parallel, "decode_context_parallel_size", 1)
         sizes = (parallel.tensor_parallel_size, pcp, dcp, parallel.pipeline_parallel_size)
         replicas = max(1, getattr(kv_cache_config, "kv_tp_replicas", 1))
-        known = sizes[0] % replicas == 0 and replicas % dcp == 0
+        known = sizes[0] % replicas == 0 and dcp == 1
         return cls(sizes, parallel.rank, replicas if known else 1)
 
 

@@ -1,9 +1,8 @@
 """What scheduler and workers of one engine send each other, through vLLM. Every field is plain Python."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_events import BlockRemoved, BlockStored, KVCacheEvent, KVConnectorKVEvents
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
@@ -13,6 +12,8 @@ from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
 from umbp import StepPlan
 
+Block = tuple[int, bytes]
+"""Group, hash."""
 MEDIUM = "CPU"
 LOCALITY = "LOCAL"
 
@@ -26,9 +27,12 @@ class UmbpMetadata(KVConnectorMetadata):
 
 @dataclass
 class UmbpWorkerMetadata(KVConnectorWorkerMetadata):
-    """Store events that workers have completed: how many did, and what failed on any of them, as (group, hash)."""
+    """What workers have come to in one step; blocks are (group, hash)."""
 
-    store_events: dict[int, tuple[int, set[tuple[int, bytes]]]] = field(default_factory=dict)
+    store_events: dict[int, tuple[int, set[Block]]] = field(default_factory=dict)
+    """Events that ended: on how many workers, and what failed on any of them."""
+    removed: set[Block] = field(default_factory=set)
+    """Blocks of any worker that no tier has any more."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "UmbpWorkerMetadata":
         """Both together."""
@@ -37,7 +41,7 @@ class UmbpWorkerMetadata(KVConnectorWorkerMetadata):
         for event, (workers, failed) in other.store_events.items():
             own_workers, own_failed = merged.get(event, (0, set()))
             merged[event] = (own_workers + workers, own_failed | failed)
-        return UmbpWorkerMetadata(merged)
+        return UmbpWorkerMetadata(merged, self.removed | other.removed)
 
 
 @dataclass(frozen=True)
@@ -46,33 +50,6 @@ class UmbpHandshake(KVConnectorHandshakeMetadata):
 
     descriptor: dict[str, str]
     socket: str
-
-
-class UmbpKVEvents(KVConnectorKVEvents):
-    """Events of one step from all workers, each once; of several steps, in order."""
-
-    def __init__(self, events: Iterable[KVCacheEvent] = ()) -> None:
-        self._events = list(dict.fromkeys(events))
-        self._workers = 1
-
-    def add_events(self, events: list[KVCacheEvent]) -> None:
-        self._events = list(dict.fromkeys([*self._events, *events]))
-
-    def aggregate(self) -> "UmbpKVEvents":
-        return self
-
-    def increment_workers(self, count: int = 1) -> None:
-        self._workers += count
-
-    def get_all_events(self) -> list[KVCacheEvent]:
-        return list(self._events)
-
-    def get_number_of_workers(self) -> int:
-        return self._workers
-
-    def clear_events(self) -> None:
-        self._events = []
-        self._workers = 1
 
 
 def removed(group: int, block_hash: bytes) -> BlockRemoved:

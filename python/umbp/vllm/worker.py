@@ -9,7 +9,7 @@ import torch
 from umbp import Embedded, Layout, Worker, program
 from umbp.vllm import identity
 from umbp.vllm.groups import groups_of
-from umbp.vllm.messages import UmbpHandshake, UmbpKVEvents, UmbpMetadata, UmbpWorkerMetadata, removed
+from umbp.vllm.messages import UmbpHandshake, UmbpMetadata, UmbpWorkerMetadata
 from umbp.vllm.options import ConnectorOptions
 from umbp.vllm.session import Session
 from umbp.vllm.staging import Staging
@@ -151,21 +151,16 @@ class WorkerSide:
         return set(self._core.take_load_errors()) if self._core is not None else set()
 
     def report(self) -> UmbpWorkerMetadata:
-        """Store events that this worker has completed since the last call."""
+        """What this worker has come to since the last call."""
+        self._look()
         if self._core is None:
             return UmbpWorkerMetadata()
-        events = self._core.take_store_events()
-        return UmbpWorkerMetadata({event: (workers, set(failed)) for event, workers, failed in events})
+        events = {event: (workers, set(failed)) for event, workers, failed in self._core.take_store_events()}
+        return UmbpWorkerMetadata(events, set(self._core.take_removed()))
 
     def stats(self) -> UmbpStats | None:
         data = self._core.take_stats() if self._core is not None else {}
         return UmbpStats(data=data) if data else None
-
-    def events(self) -> UmbpKVEvents | None:
-        """Blocks of this worker that no tier has any more; none when the engine wants no events."""
-        self._look()
-        gone = self._core.take_removed() if self._core is not None else []
-        return UmbpKVEvents(removed(*block) for block in gone) if self._with_events else None
 
     def _look(self) -> None:
         if self._session is not None:
