@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import Daemon
-from engine import Engine, EngineOptions
+
+pytest.register_assert_rewrite("checks", "daemon", "store")
+
+from daemon import Daemon  # noqa: E402
+from engine import Engine, EngineOptions  # noqa: E402
 
 VOCABULARY = 2048
 

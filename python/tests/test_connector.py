@@ -45,8 +45,6 @@ class TestAsynchronousLoadsAndLookups(PrefixChecks):
 
 
 class TestSynchronousLoads(PrefixChecks, PreemptionChecks):
-    stores_behind_a_load = False
-
     @pytest.fixture(scope="class")
     def engine(self, model: Path, daemon: Daemon) -> Iterator[Engine]:
         with running(model, daemon, {"load_async": False}, blocks=30) as engine:
