@@ -235,6 +235,22 @@ pub enum MissReason {
     Draining = 6,
     /// The key itself is malformed or of an unknown namespace.
     BadKey = 7,
+    /// The bytes of its last copy are not those that were stored: their checksum differs, or part of them is gone.
+    Corrupt = 8,
+}
+
+impl MissReason {
+    /// All of them, in the order of their numbers, which begin at 1.
+    pub const ALL: [Self; 8] = [
+        Self::Absent,
+        Self::Writing,
+        Self::TierDown,
+        Self::NoRoom,
+        Self::Failed,
+        Self::Draining,
+        Self::BadKey,
+        Self::Corrupt,
+    ];
 }
 
 /// One answer of a Reserve.

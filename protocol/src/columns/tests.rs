@@ -33,8 +33,7 @@ fn extent() -> impl Strategy<Value = Extent> {
 }
 
 fn miss() -> impl Strategy<Value = MissReason> {
-    use MissReason::*;
-    prop::sample::select(vec![Absent, Writing, TierDown, NoRoom, Failed, Draining, BadKey])
+    prop::sample::select(MissReason::ALL.to_vec())
 }
 
 fn acquired_ended() -> impl Strategy<Value = Acquired> {

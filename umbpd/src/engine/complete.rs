@@ -150,7 +150,11 @@ impl Engine {
             }
         } else {
             if !overdue {
-                self.end_promotion(entry, Err(MissReason::Failed));
+                let reason = match completion.status {
+                    Status::CORRUPT => MissReason::Corrupt,
+                    _ => MissReason::Failed,
+                };
+                self.end_promotion(entry, Err(reason));
             }
             self.discard_fill(dram);
             if !whole {

@@ -39,7 +39,12 @@ fn a_failed_load_is_a_miss_of_that_block_alone_and_of_that_load_alone() {
         rig.finish(code::GET, status);
         rig.finish(code::GET, Status::OK);
         let promoted = rig.promoted();
-        assert_eq!(promoted[0].2, Acquired::Miss(MissReason::Failed), "{status:?}");
+        let (reason, name) = match status {
+            Status::CORRUPT => (MissReason::Corrupt, "corrupt"),
+            _ => (MissReason::Failed, "failed"),
+        };
+        assert_eq!(promoted[0].2, Acquired::Miss(reason), "K10: {status:?}");
+        assert_eq!(rig.status("/load_misses")[name], 1);
         assert!(ready(&promoted[1].2).generation > 0);
         assert_eq!(rig.lookup(session, 0, &[1]), [ABSENT], "at most one failing load");
         assert_eq!(rig.acquire(session, &[1]).1, [Acquired::Miss(MissReason::Absent)]);
