@@ -331,7 +331,7 @@ fn events_of_the_daemon_reach_whoever_takes_them() {
     let fake = Fake::new();
     let (client, peer) = fake.client();
     let keys = vec![WireKey { namespace: NamespaceId(7), local: key(1).to_bytes() }];
-    peer.push(&Event::Removed { tier: 0, reason: RemovedReason::Evicted, keys: keys.clone() });
+    peer.push(&Event::Removed { tier: 0, reason: RemovedReason::Evicted, keys: keys.clone().into() });
     let mut events = Vec::new();
     while events.len() < 2 {
         let more = client.events(LONG);

@@ -3,6 +3,8 @@
 //! A key on the wire is the namespace's number (given by the daemon in its answer to Hello) and the local key in
 //! binary form. Batches only: a message's keys, and every other column, have one length.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use umbp_connector_core::key::LOCAL_KEY_BYTES;
 
@@ -330,8 +332,8 @@ pub enum Event {
         tier: u8,
         /// Why.
         reason: RemovedReason,
-        /// The keys.
-        keys: Vec<WireKey>,
+        /// The keys; shared, since all sessions of a tenant are told of the same.
+        keys: Arc<[WireKey]>,
     },
     /// A tier changed its state.
     TierState {

@@ -164,7 +164,11 @@ fn event() -> impl Strategy<Value = Event> {
         }),
         vec(segment, 0..9).prop_map(|segments| Event::SegmentsAdded { segments }),
         any::<u32>().prop_map(|id| Event::SegmentWithdrawn { segment: SegmentId(id) }),
-        (any::<u8>(), reason, keys()).prop_map(|(tier, reason, keys)| Event::Removed { tier, reason, keys }),
+        (any::<u8>(), reason, keys()).prop_map(|(tier, reason, keys)| Event::Removed {
+            tier,
+            reason,
+            keys: keys.into()
+        }),
         (any::<u8>(), ".{0,8}").prop_map(|(tier, state)| Event::TierState { tier, state }),
         Just(Event::Resync),
         Just(Event::Draining),

@@ -249,6 +249,8 @@ impl Engine {
             .filter(|(_, promotion)| promotion.tier == tier && (state == TierState::Failed || !promotion.submitted))
             .map(|(entry, _)| *entry)
             .collect();
+        // All that wait for a slot are among them; each by itself would be looked for in the whole queue.
+        self.tiers[tier].gets.clear();
         for entry in waiting {
             self.end_promotion(entry, Err(MissReason::TierDown));
         }

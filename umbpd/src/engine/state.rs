@@ -214,7 +214,7 @@ impl Engine {
             };
             // A call that makes room for large blocks removes more than one message holds.
             for keys in keys.chunks(KEYS_PER_MESSAGE_MAX) {
-                self.push_to_tenant(tenant, &Event::Removed { tier, reason, keys: keys.to_vec() });
+                self.push_to_tenant(tenant, &Event::Removed { tier, reason, keys: keys.into() });
             }
         }
     }
