@@ -89,6 +89,7 @@ impl Outcome {
             Self::Stored { .. } | Self::Loaded { .. } => KeyResult::Done,
             Self::Present | Self::BeingWritten => KeyResult::Present,
             Self::Refused => KeyResult::Refused,
+            Self::Missed(MissReason::Corrupt) => KeyResult::Corrupt,
             Self::Missed(_) => KeyResult::Missed,
             Self::Cancelled => KeyResult::Cancelled,
             Self::Failed(ChecksumMismatch) => KeyResult::Corrupt,
@@ -138,6 +139,8 @@ counters! {
     BytesLoaded "bytes_loaded",
     /// Blocks of loads that were not there.
     BlocksMissed "blocks_missed",
+    /// Blocks of loads whose bytes were found corrupt below the first tier; none was copied.
+    BlocksCorrupt "blocks_corrupt",
     /// Blocks whose load failed.
     LoadErrors "load_errors",
     /// Blocks whose store failed.
@@ -192,6 +195,7 @@ impl Counters {
             }
             Outcome::Present | Outcome::BeingWritten => self.add(Counter::BlocksPresent, 1),
             Outcome::Refused => self.add(Counter::BlocksRefused, 1),
+            Outcome::Missed(MissReason::Corrupt) => self.add(Counter::BlocksCorrupt, 1),
             Outcome::Missed(_) => self.add(Counter::BlocksMissed, 1),
             Outcome::Cancelled => self.add(Counter::BlocksCancelled, 1),
             Outcome::Failed(_) if is_load => self.add(Counter::LoadErrors, 1),

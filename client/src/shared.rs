@@ -203,7 +203,7 @@ impl Shared {
 
     pub(crate) fn daemon_event(&self, event: Event) {
         self.event(match event {
-            Event::Removed { tier, reason, keys } => ClientEvent::Removed { tier, reason, keys },
+            Event::Removed { tier, reason, keys } => ClientEvent::Removed { tier, reason, keys: keys.to_vec() },
             Event::TierState { tier, state } => ClientEvent::TierState { tier, state },
             Event::Draining => ClientEvent::Draining,
             _ => ClientEvent::Resync,

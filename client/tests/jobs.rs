@@ -75,7 +75,7 @@ fn a3_a5_the_failures_of_a_load_are_exactly_its_failures() {
         5 => changed(5, |extent, _| extent.offset = SEGMENT_BYTES - 1),
         6 => changed(6, |extent, _| extent.slot = WORDS as u32),
         7 => changed(7, |extent, _| extent.segment = 99),
-        8 => Acquired::Miss(MissReason::Absent),
+        8 => Acquired::Miss(MissReason::Corrupt),
         n => ready[n],
     });
     assert_eq!((keys.len(), keys[8].local), (9, key(9).to_bytes()), "the block with the bad run is not asked for");
@@ -93,12 +93,13 @@ fn a3_a5_the_failures_of_a_load_are_exactly_its_failures() {
         failed(BadExtent),
         failed(BadExtent),
         failed(BadRuns),
-        Outcome::Missed(MissReason::Absent),
+        Outcome::Missed(MissReason::Corrupt),
     ];
     assert_eq!(outcomes(&client, job), expected);
     assert_eq!(bad, [3], "only the copy whose bytes are bad is reported as bad");
-    let counts = [Counter::BlocksLoaded, Counter::LoadErrors, Counter::BlocksMissed].map(|c| client.counter(c));
-    assert_eq!(counts, [1, 7, 2]);
+    let counts = [Counter::BlocksLoaded, Counter::LoadErrors, Counter::BlocksMissed, Counter::BlocksCorrupt];
+    assert_eq!(counts.map(|c| client.counter(c)), [1, 7, 1, 1]);
+    assert_eq!(expected[9].key_result(), umbp_connector_core::job::KeyResult::Corrupt, "K10");
     assert!(engine.payload(0) == payload(0, bytes));
 }
 
@@ -330,7 +331,7 @@ fn events_of_the_daemon_reach_whoever_takes_them() {
     let fake = Fake::new();
     let (client, peer) = fake.client();
     let keys = vec![WireKey { namespace: NamespaceId(7), local: key(1).to_bytes() }];
-    peer.push(&Event::Removed { tier: 0, reason: RemovedReason::Evicted, keys: keys.clone() });
+    peer.push(&Event::Removed { tier: 0, reason: RemovedReason::Evicted, keys: keys.clone().into() });
     let mut events = Vec::new();
     while events.len() < 2 {
         let more = client.events(LONG);

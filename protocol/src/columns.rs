@@ -188,9 +188,5 @@ fn read_bool(field: &'static str, value: u8) -> Result<bool, DecodeError> {
 
 /// A reason that only a newer daemon knows reads as Absent: the block is a miss in any case.
 fn read_miss(value: u8) -> MissReason {
-    use MissReason::*;
-    [Absent, Writing, TierDown, NoRoom, Failed, Draining, BadKey]
-        .into_iter()
-        .find(|reason| *reason as u8 == value)
-        .unwrap_or(Absent)
+    MissReason::ALL.into_iter().find(|reason| *reason as u8 == value).unwrap_or(MissReason::Absent)
 }

@@ -3,6 +3,8 @@
 //! A key on the wire is the namespace's number (given by the daemon in its answer to Hello) and the local key in
 //! binary form. Batches only: a message's keys, and every other column, have one length.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use umbp_connector_core::key::LOCAL_KEY_BYTES;
 
@@ -235,6 +237,22 @@ pub enum MissReason {
     Draining = 6,
     /// The key itself is malformed or of an unknown namespace.
     BadKey = 7,
+    /// The bytes of its last copy are not those that were stored: their checksum differs, or part of them is gone.
+    Corrupt = 8,
+}
+
+impl MissReason {
+    /// All of them, in the order of their numbers, which begin at 1.
+    pub const ALL: [Self; 8] = [
+        Self::Absent,
+        Self::Writing,
+        Self::TierDown,
+        Self::NoRoom,
+        Self::Failed,
+        Self::Draining,
+        Self::BadKey,
+        Self::Corrupt,
+    ];
 }
 
 /// One answer of a Reserve.
@@ -314,8 +332,8 @@ pub enum Event {
         tier: u8,
         /// Why.
         reason: RemovedReason,
-        /// The keys.
-        keys: Vec<WireKey>,
+        /// The keys; shared, since all sessions of a tenant are told of the same.
+        keys: Arc<[WireKey]>,
     },
     /// A tier changed its state.
     TierState {

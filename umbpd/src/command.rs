@@ -49,6 +49,9 @@ fn print(source: &Source, check: Option<Check>) -> ExitCode {
 
 fn serve(source: &Source) -> ExitCode {
     process::prepare();
+    if let Err(text) = process::check_open_files() {
+        return refuse(&text);
+    }
     let config = match Config::load(source) {
         Ok(config) => config,
         Err(errors) => return refuse_config(errors),

@@ -5,6 +5,8 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::engine::api::Time;
 
+/// Open files without which there is no start.
+const OPEN_FILES_LEAST: u64 = 64;
 /// Open files that a full deployment needs: segments (4,096), sessions with a socket and a pidfd each, and some.
 const OPEN_FILES_WANTED: u64 = 16 * 1024;
 
@@ -30,6 +32,18 @@ pub fn prepare_embedded() {
     // SAFETY: installs "ignore" for one signal; no handler of ours runs.
     if unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) } == libc::SIG_ERR {
         tracing::warn!("cannot ignore SIGXFSZ: {}", std::io::Error::last_os_error());
+    }
+}
+
+/// Whether this process may open as many files as a daemon with a handful of clients needs; else a sentence with the
+/// knob. Below that some part of the runtime panics instead of failing.
+pub fn check_open_files() -> Result<(), String> {
+    match getrlimit(Resource::Nofile).current {
+        Some(most) if most < OPEN_FILES_LEAST => Err(format!(
+            "RLIMIT_NOFILE is {most}, and umbpd needs {OPEN_FILES_LEAST} at least: raise it (`ulimit -n`, LimitNOFILE= of \
+             the unit)"
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -155,6 +155,21 @@ fn f6_a_pool_beyond_rlimit_fsize_is_refused_with_the_numbers_and_the_knob() {
     assert!(!place.socket().exists());
 }
 
+/// J2: with whatever number of files it is refused in words, by no panic, and told what to raise.
+#[test]
+fn too_few_open_files_refuse_the_start_with_the_knob() {
+    let place = Place::new("16MiB", "");
+    for files in [4, 6, 8, 12, 15, 63] {
+        let mut command = std::process::Command::new("sh");
+        let script = format!("ulimit -n {files}; exec \"$0\" --config \"$1\"");
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_umbpd")]).arg(place.config());
+        let refused = place.try_serve(command).err().expect("refused");
+        assert_eq!(refused.status.code(), Some(1), "{files}: {refused:?}");
+        assert!(refused.text.contains(&format!("RLIMIT_NOFILE is {files}")), "{refused:?}");
+        assert!(refused.text.contains("LimitNOFILE= of the unit"), "{refused:?}");
+    }
+}
+
 #[test]
 fn the_admin_page_tells_health_and_status_and_a_taken_address_is_refused() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("an address");

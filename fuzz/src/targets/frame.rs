@@ -178,7 +178,7 @@ fn events() -> Vec<Event> {
         Event::Promoted { lease: LeaseId(6), index: 1, item: Acquired::Miss(MissReason::Failed) },
         Event::SegmentsAdded { segments: vec![(SegmentId(1), 64 << 20), (SegmentId(2), 64 << 20)] },
         Event::SegmentWithdrawn { segment: SegmentId(1) },
-        Event::Removed { tier: 0, reason: RemovedReason::Evicted, keys: vec![key(0), key(1)] },
+        Event::Removed { tier: 0, reason: RemovedReason::Evicted, keys: [key(0), key(1)].into() },
         Event::TierState { tier: 1, state: "degraded".to_owned() },
         Event::Resync,
         Event::Draining,

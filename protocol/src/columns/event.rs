@@ -68,7 +68,7 @@ pub fn decode_event(frame: &Frame) -> Result<Event, DecodeError> {
         opcode::SEGMENT_WITHDRAWN => Event::SegmentWithdrawn { segment: SegmentId(body.u32("segment")?) },
         opcode::REMOVED => {
             let [tier, reason] = body.scalar("tier and reason")?;
-            Event::Removed { tier, reason: read_removed(reason)?, keys: body.keys()? }
+            Event::Removed { tier, reason: read_removed(reason)?, keys: body.keys()?.into() }
         }
         opcode::RESYNC => Event::Resync,
         opcode::DRAINING => Event::Draining,

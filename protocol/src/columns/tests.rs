@@ -33,8 +33,7 @@ fn extent() -> impl Strategy<Value = Extent> {
 }
 
 fn miss() -> impl Strategy<Value = MissReason> {
-    use MissReason::*;
-    prop::sample::select(vec![Absent, Writing, TierDown, NoRoom, Failed, Draining, BadKey])
+    prop::sample::select(MissReason::ALL.to_vec())
 }
 
 fn acquired_ended() -> impl Strategy<Value = Acquired> {
@@ -165,7 +164,11 @@ fn event() -> impl Strategy<Value = Event> {
         }),
         vec(segment, 0..9).prop_map(|segments| Event::SegmentsAdded { segments }),
         any::<u32>().prop_map(|id| Event::SegmentWithdrawn { segment: SegmentId(id) }),
-        (any::<u8>(), reason, keys()).prop_map(|(tier, reason, keys)| Event::Removed { tier, reason, keys }),
+        (any::<u8>(), reason, keys()).prop_map(|(tier, reason, keys)| Event::Removed {
+            tier,
+            reason,
+            keys: keys.into()
+        }),
         (any::<u8>(), ".{0,8}").prop_map(|(tier, state)| Event::TierState { tier, state }),
         Just(Event::Resync),
         Just(Event::Draining),

@@ -150,7 +150,11 @@ impl Engine {
             }
         } else {
             if !overdue {
-                self.end_promotion(entry, Err(MissReason::Failed));
+                let reason = match completion.status {
+                    Status::CORRUPT => MissReason::Corrupt,
+                    _ => MissReason::Failed,
+                };
+                self.end_promotion(entry, Err(reason));
             }
             self.discard_fill(dram);
             if !whole {
@@ -245,6 +249,8 @@ impl Engine {
             .filter(|(_, promotion)| promotion.tier == tier && (state == TierState::Failed || !promotion.submitted))
             .map(|(entry, _)| *entry)
             .collect();
+        // All that wait for a slot are among them; each by itself would be looked for in the whole queue.
+        self.tiers[tier].gets.clear();
         for entry in waiting {
             self.end_promotion(entry, Err(MissReason::TierDown));
         }

@@ -110,6 +110,9 @@ impl Engine {
                 Err(reason) => Acquired::Miss(reason),
             },
         };
+        if let Acquired::Miss(reason) = answer {
+            self.counters.load_misses[reason as usize] += 1;
+        }
         self.push_item(lease, item);
         answer
     }
@@ -192,6 +195,7 @@ impl Engine {
                     self.ready(dram, tier)
                 }
                 Err(reason) => {
+                    self.counters.load_misses[reason as usize] += 1;
                     self.settle_item(lease, index as usize);
                     Acquired::Miss(reason)
                 }

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use umbp_protocol::message::{Event, KEYS_PER_MESSAGE_MAX, NamespaceId, RemovedReason, SegmentId, SessionId, WireKey};
+use umbp_protocol::message::{
+    Event, KEYS_PER_MESSAGE_MAX, MissReason, NamespaceId, RemovedReason, SegmentId, SessionId, WireKey,
+};
 
 use super::api::{Action, Generations, Settings, TIERS_MAX, TenantIndex, TierIndex, Time};
 use super::hold::Hold;
@@ -46,7 +48,9 @@ pub(super) enum Timer {
 pub(super) struct Counters {
     pub(super) asked: u64,
     /// By [`umbp_protocol::message::MissReason`]'s number.
-    pub(super) misses: [u64; 8],
+    pub(super) misses: [u64; MissReason::ALL.len() + 1],
+    /// Blocks that an Acquire, or the promotion it waited for, answered with a miss; by the same number.
+    pub(super) load_misses: [u64; MissReason::ALL.len() + 1],
     pub(super) stored: u64,
     pub(super) refused: u64,
     pub(super) promotions: u64,
@@ -210,7 +214,7 @@ impl Engine {
             };
             // A call that makes room for large blocks removes more than one message holds.
             for keys in keys.chunks(KEYS_PER_MESSAGE_MAX) {
-                self.push_to_tenant(tenant, &Event::Removed { tier, reason, keys: keys.to_vec() });
+                self.push_to_tenant(tenant, &Event::Removed { tier, reason, keys: keys.into() });
             }
         }
     }

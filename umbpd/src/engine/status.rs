@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 use umbp_plugin_api::Status;
+use umbp_protocol::message::MissReason;
 
 use super::api::TierState;
 use super::lease::LeaseKind;
@@ -9,15 +10,14 @@ use super::lower::Purpose;
 use super::state::{DRAM, Engine};
 use super::tier::{CopyState, ERROR_KINDS, Tier};
 
-const MISS_NAMES: [&str; 8] = ["", "absent", "writing", "tier_down", "no_room", "failed", "draining", "bad_key"];
+/// By [`MissReason`]'s number.
+const MISS_NAMES: [&str; MissReason::ALL.len() + 1] =
+    ["", "absent", "writing", "tier_down", "no_room", "failed", "draining", "bad_key", "corrupt"];
 
 impl Engine {
     /// One JSON object: tiers, tenants, sessions, totals. `asked` is the sum of all tiers' `hits` and of all
-    /// `misses`; no counter ever decreases.
+    /// `misses`; `load_misses` are those of Acquires. No counter ever decreases.
     pub fn status(&self) -> Value {
-        let misses: Map<String, Value> = (1..MISS_NAMES.len())
-            .map(|reason| (MISS_NAMES[reason].to_owned(), json!(self.counters.misses[reason])))
-            .collect();
         let kinds = |kind| self.leases.values().filter(|lease| lease.kind == kind && !lease.expired).count();
         let share = self.index.orphans as f64 / (self.index.resident.max(1)) as f64;
         json!({
@@ -25,7 +25,8 @@ impl Engine {
             "tenants": self.tenant_status(),
             "sessions": self.session_status(),
             "asked": self.counters.asked,
-            "misses": misses,
+            "misses": by_reason(&self.counters.misses),
+            "load_misses": by_reason(&self.counters.load_misses),
             "stored": self.counters.stored,
             "refused": self.counters.refused,
             "acquired": self.counters.acquired,
@@ -130,6 +131,10 @@ impl Engine {
             })
             .collect()
     }
+}
+
+fn by_reason(counts: &[u64; MISS_NAMES.len()]) -> Map<String, Value> {
+    (1..MISS_NAMES.len()).map(|reason| (MISS_NAMES[reason].to_owned(), json!(counts[reason]))).collect()
 }
 
 fn error_status(tier: &Tier) -> Value {

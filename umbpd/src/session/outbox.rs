@@ -124,7 +124,7 @@ mod tests {
     use umbp_protocol::{Decoder, Kind};
 
     fn news() -> Event {
-        Event::Removed { tier: 0, reason: RemovedReason::Evicted, keys: Vec::new() }
+        Event::Removed { tier: 0, reason: RemovedReason::Evicted, keys: [].into() }
     }
 
     fn drain(outbox: &mut Outbox) -> Vec<(Kind, u16)> {

@@ -71,7 +71,7 @@ fn only_below(engine: &Engine) -> Vec<u64> {
 fn check_batch(engine: &mut Engine, numbers: &[u64], is_bad: impl Fn(u64) -> bool) {
     for (number, outcome) in numbers.iter().zip(engine.load(numbers)) {
         let expected = match is_bad(*number) {
-            true => Outcome::Missed(MissReason::Failed),
+            true => Outcome::Missed(MissReason::Corrupt),
             false => Outcome::Loaded { tier: 1, bytes: BLOCK_BYTES },
         };
         assert_eq!(outcome, expected, "block {number}");

@@ -209,7 +209,7 @@ impl World {
                     self.promoted(session, lease, index, item);
                 }
                 Action::Push { event: Event::Removed { tier: 0, reason: RemovedReason::Evicted, keys }, .. } => {
-                    for key in keys {
+                    for key in keys.iter().copied() {
                         if !self.evicted.contains(&key) {
                             self.evicted.push(key);
                         }

@@ -39,7 +39,12 @@ fn a_failed_load_is_a_miss_of_that_block_alone_and_of_that_load_alone() {
         rig.finish(code::GET, status);
         rig.finish(code::GET, Status::OK);
         let promoted = rig.promoted();
-        assert_eq!(promoted[0].2, Acquired::Miss(MissReason::Failed), "{status:?}");
+        let (reason, name) = match status {
+            Status::CORRUPT => (MissReason::Corrupt, "corrupt"),
+            _ => (MissReason::Failed, "failed"),
+        };
+        assert_eq!(promoted[0].2, Acquired::Miss(reason), "K10: {status:?}");
+        assert_eq!(rig.status("/load_misses")[name], 1);
         assert!(ready(&promoted[1].2).generation > 0);
         assert_eq!(rig.lookup(session, 0, &[1]), [ABSENT], "at most one failing load");
         assert_eq!(rig.acquire(session, &[1]).1, [Acquired::Miss(MissReason::Absent)]);
@@ -252,6 +257,50 @@ fn a_block_written_anew_while_its_tier_was_down_has_one_checksum() {
     rig.settle_stores();
     assert_eq!(rig.lookup(session, 0, &[1]), [Found::Hit { tier: 0, held: false }]);
     assert!(matches!(rig.acquire(session, &[1]).1[0], Acquired::Ready { checksum: 42, .. }));
+}
+
+#[test]
+fn all_sessions_of_a_tenant_are_told_of_a_removal_by_one_list() {
+    let (mut rig, session) = below();
+    rig.session();
+    rig.events.clear();
+    let now = rig.time();
+    rig.engine.clear(session, None, 0, now);
+    rig.drain();
+    let lists: Vec<_> = rig
+        .events
+        .iter()
+        .filter_map(|(_, event)| match event {
+            Event::Removed { tier: 1, keys, .. } => Some(keys),
+            _ => None,
+        })
+        .collect();
+    assert!(lists.len() == 2 && std::sync::Arc::ptr_eq(lists[0], lists[1]), "{lists:?}");
+}
+
+#[test]
+fn a_failed_tier_leaves_nothing_of_the_loads_that_waited_for_a_slot() {
+    let mut narrow = settings(&[8, 64]);
+    narrow.tiers[1].slots = 1;
+    let mut rig = Rig::new(narrow);
+    let session = rig.session();
+    rig.store(session, &[1, 2, 3]);
+    rig.settle_stores();
+    for n in 100..108 {
+        rig.store(session, &[n]);
+        rig.settle_stores();
+    }
+    rig.acquire(session, &[1, 2, 3]);
+    assert_eq!(rig.in_flight(code::GET), 1);
+    let now = rig.time();
+    rig.engine.tier_state(NVME, TierState::Degraded, now);
+    rig.drain();
+    assert_eq!(rig.promoted().len(), 2, "those that were not submitted");
+    rig.engine.tier_state(NVME, TierState::Running, now);
+    rig.drain();
+    rig.finish(code::GET, Status::OK);
+    assert_eq!((rig.promoted().len(), rig.in_flight(code::GET)), (1, 0));
+    assert_eq!(rig.present(session, &[1, 2, 3]), [1, 2, 3]);
 }
 
 #[test]
