@@ -95,6 +95,9 @@ pub enum ConfigError {
     /// A block of no tokens.
     #[error("group {0}: block_size is 0, but a block has at least one token")]
     BlockSize(usize),
+    /// A window in which a token does not see itself.
+    #[error("group {0}: sliding_window is 0, but a token sees at least itself")]
+    Window(usize),
     /// No group can be matched.
     #[error("no KV cache group keeps anything that could be stored")]
     NothingToStore,
@@ -134,7 +137,7 @@ pub struct Geometry {
     pub load_async: bool,
 }
 
-fn gcd(a: u64, b: u64) -> u64 {
+pub(super) fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
@@ -147,6 +150,9 @@ impl Geometry {
         }
         if let Some(at) = groups.iter().position(|group| group.block_size == 0) {
             return Err(ConfigError::BlockSize(at));
+        }
+        if let Some(at) = groups.iter().position(|group| group.kind == (GroupKind::SlidingWindow { window: 0 })) {
+            return Err(ConfigError::Window(at));
         }
         let dcp = u64::from(config.topology.dcp());
         let is_mamba = |group: &Group| matches!(group.kind, GroupKind::Mamba { .. });

@@ -15,6 +15,9 @@ const CHECK_OBJECTS_MAX: usize = 256;
 const RECHECK_OBJECTS_MAX: usize = 128;
 /// Seconds between two checks of published objects.
 const RECHECK_SECONDS: f64 = 1.0;
+/// Seconds until an object whose check failed is asked for again. Meanwhile it is not due, so that a store which does
+/// not answer keeps no engine awake.
+const RETRY_SECONDS: f64 = 1.0;
 
 /// News for whoever routes requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +71,9 @@ pub(super) struct KvEvents {
     checks: u64,
     stores: u64,
     last_recheck: Option<f64>,
+    /// Those whose check failed; they wait again at `retry_at`.
+    delayed: BTreeMap<u64, Object>,
+    retry_at: f64,
 }
 
 impl KvEvents {
@@ -82,6 +88,8 @@ impl KvEvents {
             checks: 0,
             stores: 0,
             last_recheck: None,
+            delayed: BTreeMap::new(),
+            retry_at: 0.0,
         }
     }
 
@@ -95,6 +103,7 @@ impl KvEvents {
         }
         self.objects.clear();
         self.waiting.clear();
+        self.delayed.clear();
     }
 
     /// What an event stored waits for a check.
@@ -110,10 +119,9 @@ impl KvEvents {
             match self.objects.get_mut(&object) {
                 Some(tracked) => {
                     tracked.stored = stored;
-                    if tracked.waiting.is_none() {
-                        tracked.waiting = Some(stored);
-                        self.waiting.insert(stored, object);
-                    }
+                    let place = *tracked.waiting.get_or_insert(stored);
+                    self.delayed.remove(&place);
+                    self.waiting.insert(place, object);
                 }
                 None if full => {}
                 None => {
@@ -129,6 +137,7 @@ impl KvEvents {
         let Some(tracked) = self.objects.remove(object) else { return false };
         if let Some(place) = tracked.waiting {
             self.waiting.remove(&place);
+            self.delayed.remove(&place);
         }
         tracked.published
     }
@@ -138,8 +147,11 @@ impl KvEvents {
         if let Some(check) = &self.check {
             let Some(answer) = runtime.take(check.lookup) else { return };
             if let Some(check) = self.check.take() {
-                self.answer(check, answer, ranks.len());
+                self.answer(check, answer, ranks.len(), now);
             }
+        }
+        if now >= self.retry_at {
+            self.waiting.append(&mut self.delayed);
         }
         let mut objects = Vec::new();
         let is_due = self.last_recheck.is_none_or(|last| now - last >= RECHECK_SECONDS);
@@ -174,7 +186,7 @@ impl KvEvents {
         self.check = Some(Check { lookup, objects: seen.collect() });
     }
 
-    fn answer(&mut self, check: Check, answer: Option<Vec<bool>>, ranks: usize) {
+    fn answer(&mut self, check: Check, answer: Option<Vec<bool>>, ranks: usize, now: f64) {
         let answer = answer.filter(|answer| answer.len() == check.objects.len() * ranks);
         for (at, (object, stored)) in check.objects.into_iter().enumerate() {
             let Some(tracked) = self.objects.get_mut(&object) else { continue };
@@ -184,7 +196,12 @@ impl KvEvents {
             self.checks += 1;
             tracked.checked = self.checks;
             let Some(answer) = &answer else {
-                // Nobody knows: what was told stays so, and what waits goes on waiting.
+                // Nobody knows: what was told stays so, and what waits is asked for later.
+                if let Some(place) = tracked.waiting {
+                    self.waiting.remove(&place);
+                    self.delayed.insert(place, object);
+                    self.retry_at = now + RETRY_SECONDS;
+                }
                 continue;
             };
             if let Some(place) = tracked.waiting.take() {

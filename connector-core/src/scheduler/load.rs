@@ -6,6 +6,7 @@ use crate::key::{GroupId, LocalKey};
 use crate::plan::{BlockId, BlockTransferPlan, RequestId};
 
 use super::Scheduler;
+use super::request::Unsent;
 use super::seam::{BlockPool, Lookups};
 
 /// An admission that contradicts the match.
@@ -37,10 +38,13 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
         }
         request.table = Some(tables.to_vec());
         request.saved = 0;
+        // One for memory that the request had before is no more.
+        self.drop_load(id);
         if external_tokens == 0 {
             self.drop_match(id);
             return Ok(());
         }
+        let Some(request) = self.requests.get_mut(id) else { return Ok(()) };
         let Some(matched) = request.matched.take() else { return Ok(()) };
         request.restored = matched.local + matched.tokens;
         let mut plans = Vec::new();
@@ -53,11 +57,10 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
             plans.push(BlockTransferPlan::load(key.into(), block_id, group, id));
         }
         let held = std::mem::take(&mut request.held);
-        let (_, unwanted): (Vec<LocalKey>, Vec<LocalKey>) =
+        let (held, unwanted): (Vec<LocalKey>, Vec<LocalKey>) =
             held.into_iter().partition(|key| wanted.contains(&(key.group, key.hash)));
-        request.load = Some(plans);
+        request.load = Some(Unsent { plans, held });
         self.admissions += 1;
-        self.loads.retain(|_, of| of != id);
         self.loads.insert(self.admissions, id.clone());
         if !unwanted.is_empty() {
             self.runtime.unhold(&unwanted);

@@ -20,7 +20,7 @@ mod step;
 mod store;
 mod tail;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 pub use config::{Config, ConfigError, GROUPS_MAX, Geometry, Group, GroupKind, Options, Role};
 pub use kv_events::KvEvent;
@@ -31,11 +31,14 @@ pub use step::{BoundaryOffload, Cached, New, Resumed, Step, StepOutput};
 pub use store::{Object, StorePlan};
 
 use crate::key::{BlockHash, GroupId, LocalKey, Rank};
-use crate::plan::RequestId;
+use crate::plan::{BlockId, RequestId};
 use kv_events::KvEvents;
 use pins::Pins;
 use prefix::Class;
 use request::Request;
+
+/// Most steps that an engine plans before the report of the first is in; more are taken as so many.
+pub const UNREPORTED_STEPS_MAX: u32 = 64;
 
 /// The scheduler's side of one engine.
 pub struct Scheduler<L, P> {
@@ -53,6 +56,9 @@ pub struct Scheduler<L, P> {
     /// Loads to be sent in the next step, in the order of their admission.
     loads: BTreeMap<u64, RequestId>,
     admissions: u64,
+    unreported_steps: u32,
+    /// Per step, latest first: blocks that synchronous loads fill, and whose report may not be in.
+    unreported: VecDeque<HashSet<BlockId>>,
 }
 
 impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
@@ -73,6 +79,8 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
             events,
             loads: BTreeMap::new(),
             admissions: 0,
+            unreported_steps: 0,
+            unreported: VecDeque::new(),
             config,
         })
     }
@@ -85,6 +93,15 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
     /// The store has a namespace from now on.
     pub fn bind_namespace(&mut self) {
         self.bound = true;
+    }
+
+    /// Synchronous loads of so many steps, the one that is planned included, may fail without that it is known. A
+    /// request that has a block of theirs stores nothing meanwhile, and makes up for it later: what it computes there
+    /// may rest on bytes that never came. 0 is the reference's rule (only the request that loads, in its own step); an
+    /// engine that plans a step once the one before is reported has 1, one that plans a step ahead 2.
+    pub fn set_unreported_steps(&mut self, steps: u32) {
+        self.unreported_steps = steps.min(UNREPORTED_STEPS_MAX);
+        self.unreported.truncate(self.unreported_steps as usize);
     }
 
     /// What it asks.
@@ -176,9 +193,12 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
         }
     }
 
+    /// A load that was not sent never will be; nobody adopts its holds.
     fn drop_load(&mut self, id: &RequestId) {
-        if self.requests.get_mut(id).and_then(|request| request.load.take()).is_some() {
-            self.loads.retain(|_, of| of != id);
+        let Some(load) = self.requests.get_mut(id).and_then(|request| request.load.take()) else { return };
+        self.loads.retain(|_, of| of != id);
+        if !load.held.is_empty() {
+            self.runtime.unhold(&load.held);
         }
     }
 

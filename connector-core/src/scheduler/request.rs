@@ -25,6 +25,14 @@ pub(super) struct Matched {
     pub(super) blocks: Vec<(usize, usize, BlockHash)>,
 }
 
+/// A load that waits for its step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unsent {
+    pub(super) plans: Vec<BlockTransferPlan>,
+    /// Holds that workers adopt once it is sent.
+    pub(super) held: Vec<LocalKey>,
+}
+
 /// One request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Request {
@@ -40,12 +48,12 @@ pub(super) struct Request {
     pub(super) saved: u64,
     /// Tokens that came from the store at the last admission.
     pub(super) restored: u64,
-    /// The last step loaded, and left what it computed unstored.
+    /// The last step rested on a load, and left what it computed unstored.
     pub(super) owed: bool,
     pub(super) asked: Option<Asked>,
     pub(super) matched: Option<Matched>,
     /// A load to be sent in the next step.
-    pub(super) load: Option<Vec<BlockTransferPlan>>,
+    pub(super) load: Option<Unsent>,
     /// Keys that a lookup may hold for this request.
     pub(super) held: Vec<LocalKey>,
     pub(super) finished: bool,

@@ -131,6 +131,7 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
         }
         let scheduled = self.take_tables(&step);
         output.loads = self.take_loads();
+        self.note_unreported(&output.loads);
         let loading: HashSet<&RequestId> = output.loads.iter().map(|(id, _)| id).collect();
         let tails = self.pins.take_tails();
         let mut planned: HashSet<_> = HashSet::new();
@@ -146,7 +147,7 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
         output.store_plans.extend(tails.iter().flat_map(|tail| &tail.plans).cloned());
         if self.can_store() {
             for one in &scheduled {
-                if loading.contains(&one.id) {
+                if loading.contains(&one.id) || self.rests_on_unreported(&one.id) {
                     if let Some(request) = self.requests.get_mut(&one.id) {
                         request.owed = true;
                     }
@@ -181,14 +182,14 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
                 request.table = Some(block_ids.clone());
                 request.saved = 0;
             }
-            let total = computed_tokens + scheduled_tokens;
+            let total = computed_tokens.saturating_add(*scheduled_tokens);
             scheduled.push(Scheduled { id: id.clone(), computed: *computed_tokens, total });
         }
         for Cached { id, computed_tokens, scheduled_tokens, blocks } in &step.cached {
             if let Some(request) = self.requests.get_mut(id) {
                 append(request, blocks);
             }
-            let total = computed_tokens + scheduled_tokens;
+            let total = computed_tokens.saturating_add(*scheduled_tokens);
             scheduled.push(Scheduled { id: id.clone(), computed: *computed_tokens, total });
         }
         for (id, table) in &step.tables {
@@ -203,11 +204,30 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
         let ids: Vec<RequestId> = std::mem::take(&mut self.loads).into_values().collect();
         let mut loads = Vec::new();
         for id in ids {
-            if let Some(plans) = self.requests.get_mut(&id).and_then(|request| request.load.take()) {
-                loads.push((id, plans));
+            if let Some(load) = self.requests.get_mut(&id).and_then(|request| request.load.take()) {
+                loads.push((id, load.plans));
             }
         }
         loads
+    }
+
+    /// An asynchronous load is reported before its request computes anything, so it is not looked at.
+    fn note_unreported(&mut self, loads: &[(RequestId, Vec<BlockTransferPlan>)]) {
+        if self.geometry.load_async || self.unreported_steps == 0 {
+            return;
+        }
+        let blocks = loads.iter().flat_map(|(_, plans)| plans).map(|plan| plan.block_id);
+        self.unreported.push_front(blocks.collect());
+        self.unreported.truncate(self.unreported_steps as usize);
+    }
+
+    fn rests_on_unreported(&self, id: &RequestId) -> bool {
+        if self.unreported.iter().all(HashSet::is_empty) {
+            return false;
+        }
+        let table = self.requests.get(id).and_then(|request| request.table.as_ref());
+        let mut blocks = table.into_iter().flatten().flatten();
+        blocks.any(|block| self.unreported.iter().any(|step| step.contains(block)))
     }
 }
 
