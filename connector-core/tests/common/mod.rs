@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses its part")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -15,12 +15,20 @@ pub(crate) fn golden(file: &str) -> (Vec<Value>, bool) {
     let shipped = other.is_none();
     let folder =
         other.map_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/conformance")), Into::into);
-    let path = folder.join(file);
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    (lines(&folder.join(file)), shipped)
+}
+
+/// The lines of a golden file that is shipped, whatever the environment says.
+pub(crate) fn shipped(file: &str) -> Vec<Value> {
+    lines(&PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/conformance")).join(file))
+}
+
+fn lines(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let line = |(index, line)| {
         serde_json::from_str(line).unwrap_or_else(|error| panic!("{} line {}: {error}", path.display(), index + 1))
     };
-    (text.lines().enumerate().map(line).collect(), shipped)
+    text.lines().enumerate().map(line).collect()
 }
 
 /// Replays every line; the test fails with all that differ, or if a shipped file has not `count` lines.

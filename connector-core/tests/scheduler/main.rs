@@ -3,6 +3,13 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod bench;
+mod cases;
+mod engine;
 mod golden;
+mod groups;
+mod histories;
 mod read;
 mod script;
+mod spoil;
+mod truth;
