@@ -108,7 +108,7 @@ impl Scheduler {
     /// What it is told once.
     #[new]
     #[pyo3(signature = (groups, place, *, num_workers, prefix_match_unit, retention_interval, load_async, lookup_async,
-                        save_decode_cache, stores, events, eagle))]
+                        save_decode_cache, stores, events, eagle, unreported_steps))]
     #[allow(clippy::too_many_arguments, clippy::fn_params_excessive_bools, reason = "keyword arguments in Python")]
     fn new(
         groups: Vec<GroupRow>,
@@ -122,6 +122,7 @@ impl Scheduler {
         stores: bool,
         events: bool,
         eagle: bool,
+        unreported_steps: u32,
     ) -> PyResult<Self> {
         let options = Options {
             load_async,
@@ -137,8 +138,9 @@ impl Scheduler {
         let groups = groups.into_iter().map(group).collect::<PyResult<_>>()?;
         let topology = place.topology()?;
         let config = Config { groups, topology, num_workers, prefix_match_unit, retention_interval, options };
-        let machine = Machine::new(config, Asked::default(), Some(Pins::default()))
+        let mut machine = Machine::new(config, Asked::default(), Some(Pins::default()))
             .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        machine.set_unreported_steps(unreported_steps);
         let load_async = machine.geometry().load_async;
         Ok(Self { machine: Mutex::new(Some(machine)), load_async })
     }

@@ -241,6 +241,7 @@ class Scheduler:
         stores: bool,
         events: bool,
         eagle: bool,
+        unreported_steps: int,
     ) -> None: ...
     @property
     def load_async(self) -> bool:

@@ -59,6 +59,8 @@ class SchedulerSide:
             stores=transfer.kv_role != "kv_consumer",
             events=self._with_events,
             eagle=bool(speculative is not None and speculative.use_eagle_block_drop()),
+            # A step is planned before the one before it is reported.
+            unreported_steps=vllm_config.max_concurrent_batches,
         )
         if self._core.load_async and not options.load_async:
             logger.warning("load_async=false is not possible with several KV cache groups: loads are asynchronous")
