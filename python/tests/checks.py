@@ -72,6 +72,37 @@ class PrefixChecks:
         engine.forget()
         assert engine.one(B).tokens == plain.b
 
+    def test_requests_given_up_at_any_step_leave_nothing_behind(
+        self, engine: Engine, daemon: Daemon, store: Store, plain: Plain
+    ) -> None:
+        """B3, B4. `forget` and `clear` succeed only when no block is pinned any more, on either side."""
+        for step in (0, 1, 2, 5):
+            engine.abandon([A, B], step)
+            engine.forget()
+        engine.one(A)
+        store.await_blocks(engine.hashes(A))
+        for step in (0, 1, 2, 5):
+            engine.forget()
+            engine.abandon([A, B], step)
+        engine.forget()
+        store.clear()
+        assert engine.one(A).tokens == plain.a
+
+    def test_a_request_given_up_while_its_daemon_hangs_leaves_nothing_behind(
+        self, engine: Engine, daemon: Daemon, plain: Plain
+    ) -> None:
+        """B6."""
+        engine.one(A)
+        engine.forget()
+        daemon.hang()
+        try:
+            engine.abandon([A], 1)
+            engine.forget()
+        finally:
+            daemon.hang(False)
+        daemon.await_engines()
+        assert engine.one(A).tokens == plain.a
+
     def test_what_the_daemon_forgets_is_computed_and_stored_again(
         self, engine: Engine, daemon: Daemon, plain: Plain
     ) -> None:

@@ -40,6 +40,10 @@ class EngineOptions:
     blocks: int | None = None
     """Number of KV blocks; none = as many as 64 MiB hold."""
     policy: str = "recompute"
+    staged: bool = False
+    """The worker moves blocks through host buffers, as those of a device; scheduler and worker in one process."""
+    events: bool = False
+    """KV events are made; in one process they can be asked for."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -102,6 +106,10 @@ class Engine:
             run: Run = value
             return run
 
+    def abandon(self, prompts: Sequence[Sequence[int]], step: int) -> None:
+        """Begins prompts side by side, and gives them up before the engine's step of that number, from 0."""
+        self._ask("abandon", [list(p) for p in prompts], step)
+
     def one(self, prompt: Sequence[int], **how: Any) -> Answer:
         """Runs one prompt."""
         return self.generate([prompt], **how).answers[0]
@@ -119,6 +127,11 @@ class Engine:
         """What must match for the bytes of UmbpConnector's blocks to mean the same."""
         descriptor: dict[str, str] = self._ask("descriptor")
         return descriptor
+
+    def events(self) -> list[Any]:
+        """KV events since the last call."""
+        events: list[Any] = self._ask("events")
+        return events
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's values with these labels."""

@@ -23,9 +23,15 @@ class Host:
 
     def __init__(self, pipe: Any, model: str, options: EngineOptions) -> None:
         from vllm import LLM
-        from vllm.config import KVTransferConfig
+        from vllm.config import KVEventsConfig, KVTransferConfig
+
+        if options.staged:
+            from umbp.vllm.worker import WorkerSide
+
+            WorkerSide.staged = True
 
         self._pipe = pipe
+        self._abandoned = 0
         self._steps_here = not options.separate
         transfer = None
         if options.connector is not None:
@@ -50,8 +56,13 @@ class Host:
             enable_prefix_caching=options.prefix_caching,
             disable_log_stats=False,
             kv_transfer_config=transfer,
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=options.events, publisher="null"),
             distributed_executor_backend="mp" if options.separate else "uni",
         )
+        self._events: list[Any] = []
+        if options.events:
+            core = self._llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
+            core.scheduler.kv_event_publisher.publish = lambda batch: self._events.extend(batch.events)
 
     def generate(self, prompts: list[list[int]], max_tokens: int, pauses: list[int]) -> tuple[str, Run]:
         from vllm import SamplingParams
@@ -80,6 +91,23 @@ class Host:
             engine.step = original  # type: ignore[method-assign]
         answers = [Answer(tuple(o.outputs[0].token_ids), o.num_cached_tokens or 0) for o in outputs]
         return "run", Run(answers, longest, self._preemptions() - before)
+
+    def abandon(self, prompts: list[list[int]], step: int) -> tuple[str, None]:
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=24, detokenize=False, ignore_eos=True)
+        engine = self._llm.llm_engine
+        self._abandoned += 1
+        ids = [
+            engine.add_request(f"abandoned-{self._abandoned}-{index}", prompt, params)
+            for index, prompt in enumerate(prompts)
+        ]
+        for _ in range(step):
+            engine.step()
+        engine.abort_request(ids)
+        while engine.has_unfinished_requests():
+            engine.step()
+        return "done", None
 
     def forget(self) -> tuple[str, None]:
         deadline = time.monotonic() + FORGET_S
@@ -111,6 +139,10 @@ class Host:
     def descriptor(self) -> tuple[str, dict[str, str]]:
         descriptors: list[dict[str, str]] = self._llm.collective_rpc(descriptor_of)
         return "descriptor", descriptors[0]
+
+    def events(self) -> tuple[str, list[Any]]:
+        events, self._events = self._events, []
+        return "events", events
 
     def metric(self, name: str, labels: dict[str, str]) -> tuple[str, float]:
         metrics = (m for m in self._llm.get_metrics() if m.name == name)

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from checks import HOLD_MS, TIMEOUT_MS, NoPrefixCacheChecks, PreemptionChecks, PrefixChecks
-from conftest import A, Plain
+from conftest import A, Plain, prompt
 from daemon import Daemon
 from engine import Engine, EngineOptions
-from store import Store
+from store import Store, wait_for
 
 MODULE = "umbp.vllm.connector"
 
@@ -60,7 +61,9 @@ class TestSynchronousLoads(PrefixChecks, PreemptionChecks):
         assert (answer.tokens, answer.cached) == (plain.a, 288)
 
 
-class TestWithoutPrefixCache(NoPrefixCacheChecks):
+class TestThroughHostBuffersWithoutPrefixCache(NoPrefixCacheChecks):
+    """The tensors are the CPU's, moved as a device's would be."""
+
     @pytest.fixture(scope="class")
     def daemon(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         daemon = Daemon(tmp_path_factory.mktemp("late"))
@@ -69,5 +72,75 @@ class TestWithoutPrefixCache(NoPrefixCacheChecks):
 
     @pytest.fixture(scope="class")
     def engine(self, model: Path, daemon: Daemon) -> Iterator[Engine]:
-        with running(model, daemon, {"key_namespace": "late"}, prefix_caching=False, blocks=30) as engine:
+        how = {"prefix_caching": False, "blocks": 30, "staged": True, "events": True}
+        with running(model, daemon, {"key_namespace": "late"}, **how) as engine:
             yield engine
+
+    def test_what_is_stored_and_what_is_gone_is_news(self, engine: Engine, daemon: Daemon) -> None:
+        store = Store(daemon, engine.descriptor(), "any")
+        fresh = prompt(77, 100)
+        engine.one(fresh)
+        news: list[Any] = []
+
+        def told(kind: str) -> list[Any]:
+            """Of events of a kind, the blocks; news comes with the engine's steps."""
+            engine.one(A[:20], max_tokens=2)
+            news.extend(event for event in engine.events() if event.medium == "CPU")
+            return [event for event in news if type(event).__name__ == kind]
+
+        def are_stored() -> bool:
+            tokens = [event.token_ids for event in told("BlockStored")]
+            return all(block in tokens for block in blocks_of(fresh))
+
+        wait_for(are_stored, "the news of three stored blocks")
+        stored = {
+            block_hash
+            for event in told("BlockStored")
+            for block_hash in event.block_hashes
+            if event.token_ids in blocks_of(fresh)
+        }
+        assert len(stored) == 3
+        store.clear()
+        wait_for(
+            lambda: stored <= {h for event in told("BlockRemoved") for h in event.block_hashes},
+            "the news of three removed blocks",
+        )
+        store.close()
+
+
+def blocks_of(tokens: list[int]) -> list[list[int]]:
+    return [tokens[start : start + 32] for start in range(0, len(tokens) - 31, 32)]
+
+
+class FakeConfig:
+    """As much of vLLM's configuration as is looked at before anything begins."""
+
+    def __init__(
+        self, extra: dict[str, Any], policy: str = "recompute", pp: int = 1, algorithm: str = "sha256"
+    ) -> None:
+        self.kv_transfer_config = SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy=policy)
+        self.cache_config = SimpleNamespace(prefix_caching_hash_algo=algorithm)
+        self.parallel_config = SimpleNamespace(pipeline_parallel_size=pp)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (FakeConfig({"sokcet": "/x"}), "did you mean 'socket'"),
+        (FakeConfig({}, policy="fail"), 'kv_load_failure_policy="recompute"'),
+        (FakeConfig({}, pp=2), "pipeline_parallel_size"),
+        (FakeConfig({}, algorithm="xxhash"), "PYTHONHASHSEED"),
+    ],
+)
+@pytest.mark.parametrize("role", ["SCHEDULER", "WORKER"])
+def test_what_would_not_work_is_refused_at_start(
+    config: FakeConfig, message: str, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H1, J1."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    from umbp.vllm.connector import UmbpConnector
+
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        UmbpConnector(config, KVConnectorRole[role], None)  # type: ignore[arg-type]

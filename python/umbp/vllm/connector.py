@@ -120,7 +120,7 @@ class UmbpConnector(KVConnectorBase_V1, SupportsHMA):
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.load_errors()
 
-    def build_connector_worker_meta(self) -> UmbpWorkerMetadata:
+    def build_connector_worker_meta(self) -> UmbpWorkerMetadata | None:
         return self._worker.report()
 
     def get_kv_connector_stats(self) -> UmbpStats | None:

@@ -27,7 +27,7 @@ class ConnectorOptions:
     config: str | None = None
     """In mode "embedded": the deployment's TOML file; none = the default deployment."""
     key_namespace: str | None = None
-    """A name in place of the model's own: engines that share it, and the shape of their KV, share blocks."""
+    """A name beside the model's: engines share blocks only under the same one."""
     load_async: bool = True
     """Requests wait for their blocks outside the engine's steps."""
     lookup_async: bool = False

@@ -143,9 +143,8 @@ class SchedulerSide:
 
     def update(self, output: "KVConnectorOutput") -> None:
         """What workers report after a step."""
-        report = output.kv_connector_worker_meta
-        if not isinstance(report, UmbpWorkerMetadata):
-            return
+        report = output.kv_connector_worker_meta or UmbpWorkerMetadata()
+        assert isinstance(report, UmbpWorkerMetadata)
         if report.removed:
             self._core.forget_published(sorted(report.removed))
             self._events += [removed(*block) for block in sorted(report.removed)]

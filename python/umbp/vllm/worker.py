@@ -77,42 +77,49 @@ class WorkerSide:
         self._session: Session | None = None
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Begins: attaches, and registers each allocation once."""
-        config, options = self._kv_cache_config, self._options
-        self.descriptor = identity.descriptor(self._vllm_config, config, kv_caches, options.key_namespace)
-        layout = Layout(
-            layers_of(config), {name: (t.data_ptr(), t.stride(0) * t.element_size()) for name, t in kv_caches.items()}
-        )
-        how: dict[str, Any] = {
-            "place": identity.Place.of(self._vllm_config, config),
-            "report_failed_requests": len(config.kv_cache_groups) > 1,
-            "events": self._with_events,
-            "timeout_ms": options.timeout_ms,
-        }
-        session = options.session(self._socket)
-        if self.staged or any(tensor.device.type != "cpu" for tensor in kv_caches.values()):
-            self._core = self._staged(layout, kv_caches, how)
-        else:
-            storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kv_caches.values()}
-            self._core = Worker(
-                self._socket,
-                self.descriptor,
-                copy_threads=session.num_copy_threads,
-                layout=layout,
-                blocks=config.num_blocks,
-                ranges=list(storages.items()),
-                **how,
-            )
-        self._tensors = list(kv_caches.values())  # kept as long as a copy thread may touch them
+        """Begins: attaches, and registers each allocation once. What it cannot make sense of it leaves alone."""
+        layers = layers_of(self._kv_cache_config)
+        odd = [name for name, *_ in layers if not isinstance(kv_caches.get(name), torch.Tensor)]
+        if odd or not layers:
+            logger.warning("nothing is loaded or stored: %s", f"no single tensor for {odd}" if odd else "no KV to keep")
+            return
+        tensors = {name: kv_caches[name] for name, *_ in layers}
+        named = identity.descriptor(self._vllm_config, self._kv_cache_config, tensors, self._options.key_namespace)
+        try:
+            self._core = self._begin(layers, tensors, named)
+        except ValueError as error:
+            logger.warning("nothing is loaded or stored: %s", error)
+            return
+        self.descriptor = named
+        self._tensors = list(tensors.values())  # kept as long as a copy thread may touch them
         # Also when the interpreter ends, before the engine's memory goes.
         weakref.finalize(self, self._core.close)
         self._look()
 
-    def _staged(self, layout: Layout, kv_caches: dict[str, torch.Tensor], how: dict[str, Any]) -> Worker:
-        self._session = Session("worker", self.descriptor, STAGED, self._options.session(self._socket))
-        client = self._session.client
-        groups = sorted({layer[1] for layer in layers_of(self._kv_cache_config)})
-        return Worker.staged(Staging(client, layout, kv_caches, groups), client, STAGED, **how)
+    def _begin(self, layers: list[Layer], tensors: dict[str, torch.Tensor], named: dict[str, str]) -> Worker:
+        config, session = self._kv_cache_config, self._options.session(self._socket)
+        layout = Layout(layers, {name: (t.data_ptr(), t.stride(0) * t.element_size()) for name, t in tensors.items()})
+        how: dict[str, Any] = {
+            "place": identity.Place.of(self._vllm_config, config),
+            "report_failed_requests": len(config.kv_cache_groups) > 1,
+            "events": self._with_events,
+            "timeout_ms": session.timeout_ms,
+        }
+        if self.staged or any(tensor.device.type != "cpu" for tensor in tensors.values()):
+            self._session = Session("worker", named, STAGED, session)
+            groups = sorted({layer[1] for layer in layers})
+            staging = Staging(self._session.client, layout, tensors, groups)
+            return Worker.staged(staging, self._session.client, STAGED, **how)
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values()}
+        return Worker(
+            session.socket,
+            named,
+            copy_threads=session.num_copy_threads,
+            layout=layout,
+            blocks=config.num_blocks,
+            ranges=list(storages.items()),
+            **how,
+        )
 
     def handshake(self) -> UmbpHandshake | None:
         """For the scheduler; none before registration."""
@@ -150,13 +157,14 @@ class WorkerSide:
     def load_errors(self) -> set[int]:
         return set(self._core.take_load_errors()) if self._core is not None else set()
 
-    def report(self) -> UmbpWorkerMetadata:
-        """What this worker has come to since the last call."""
+    def report(self) -> UmbpWorkerMetadata | None:
+        """What this worker has come to since the last call, if anything."""
         self._look()
         if self._core is None:
-            return UmbpWorkerMetadata()
+            return None
         events = {event: (workers, set(failed)) for event, workers, failed in self._core.take_store_events()}
-        return UmbpWorkerMetadata(events, set(self._core.take_removed()))
+        gone = set(self._core.take_removed())
+        return UmbpWorkerMetadata(events, gone) if events or gone else None
 
     def stats(self) -> UmbpStats | None:
         data = self._core.take_stats() if self._core is not None else {}
