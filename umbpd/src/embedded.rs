@@ -47,7 +47,7 @@ struct Running {
 }
 
 /// The deployment of an embedded daemon: the file's, or the default one, checked as ever. The socket is `socket`, or
-/// the one that file or environment set, or a private one ; the admin page is off unless file
+/// the one that file or environment set, or a private one; the admin page is off unless file
 /// or environment set it, since several engines share a host.
 pub fn config(file: Option<PathBuf>, socket: Option<&Path>) -> Result<Config, ConfigErrors> {
     let named = socket.map(|path| path.to_string_lossy().into_owned());
