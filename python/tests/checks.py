@@ -128,10 +128,12 @@ class PrefixChecks:
         run = engine.generate([A], at_step={2: daemon.kill, 6: daemon.start})
         assert run.answers[0].tokens == plain.a
         daemon.await_engines()
-        for expected in (0, 288):
-            engine.forget()
-            answer = engine.one(A)
-            assert (answer.tokens, answer.cached) == (plain.a, expected)
+        engine.forget()
+        # It hits already if the request came to compute its blocks, and to store them, after the new daemon's start.
+        assert engine.one(A).tokens == plain.a
+        engine.forget()
+        answer = engine.one(A)
+        assert (answer.tokens, answer.cached) == (plain.a, 288)
 
     def test_a_daemon_that_dies_at_any_moment_changes_no_token(
         self, engine: Engine, daemon: Daemon, plain: Plain

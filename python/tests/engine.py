@@ -9,6 +9,8 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
 
+from daemon import die_with_parent
+
 START_S = 240.0
 """Importing the engine alone takes 20 s on two busy cores."""
 ANSWER_S = 180.0
@@ -44,6 +46,8 @@ class EngineOptions:
     """The worker moves blocks through host buffers, as those of a device; scheduler and worker in one process."""
     events: bool = False
     """KV events are made; in one process they can be asked for."""
+    tp: int = 1
+    """Workers that share each layer; with `separate`."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -79,6 +83,7 @@ class Engine:
             [sys.executable, str(host), str(theirs.fileno()), str(model)],
             pass_fds=[theirs.fileno()],
             env=environment,
+            preexec_fn=die_with_parent,
         )
         theirs.close()
         try:

@@ -55,6 +55,7 @@ class Host:
             num_gpu_blocks_override=options.blocks,
             enable_prefix_caching=options.prefix_caching,
             disable_log_stats=False,
+            tensor_parallel_size=options.tp,
             kv_transfer_config=transfer,
             kv_events_config=KVEventsConfig(enable_kv_cache_events=options.events, publisher="null"),
             distributed_executor_backend="mp" if options.separate else "uni",

@@ -13,7 +13,7 @@ from daemon import Daemon
 from engine import Engine, EngineOptions
 from store import Store, wait_for
 
-MODULE = "umbp.vllm.connector"
+MODULE = "umbp.vllm"
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import pytest
 
 from umbp.vllm import identity
 from umbp.vllm.options import ConnectorOptions, OptionError, check_policy
+from umbp.vllm.versions import UnknownEngine, check_version
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,16 @@ def test_hashes_that_differ_in_each_process_are_refused(monkeypatch: pytest.Monk
         identity.check_hashes("sha256")
     monkeypatch.setenv("PYTHONHASHSEED", "7")
     identity.check_hashes("xxhash")
+
+
+def test_an_engine_that_is_too_old_is_refused_and_a_newer_one_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """J6."""
+    for version in ("0.31.9", "0.9"):
+        with pytest.raises(UnknownEngine, match=r"needs 0\.32 to 0\.33: upgrade vLLM"):
+            check_version(version)
+    for version in ("0.32.0", "0.33.1rc1+cpu"):
+        check_version(version)
+    assert not caplog.records
+    for version in ("0.34.0", "1.0", "dev"):
+        check_version(version)
+    assert len(caplog.records) == 3

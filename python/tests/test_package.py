@@ -17,7 +17,7 @@ def test_importing_starts_no_thread_and_no_engine_and_touches_no_accelerator() -
     """F11."""
     code = """
 import os, sys
-import umbp, umbp.vllm, umbp.vllm.session
+import umbp, umbp.vllm, umbp.vllm.session, umbp.vllm.options, umbp.vllm.versions
 threads = len(os.listdir("/proc/self/task"))
 print(threads, [name for name in ("torch", "vllm", "numpy") if name in sys.modules])
 """

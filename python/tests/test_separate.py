@@ -55,3 +55,16 @@ def test_an_embedded_daemon_serves_its_engine(model: Path, plain: Plain, tmp_pat
         cached.append(answer.cached)
     assert cached == [0, 288, 192, 288]
     engine.close()
+
+
+def test_two_workers_make_up_a_block_together(model: Path, daemon: Daemon, plain: Plain) -> None:
+    """C5: a block is there only if both have stored their part."""
+    bound = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+    with running(model, daemon, {"key_namespace": "two"}, separate=True, tp=2, environment=bound) as engine:
+        cached = []
+        for prompt, expected in ((A, plain.a), (A, plain.a), (B, plain.b), (A, plain.a)):
+            engine.forget()
+            answer = engine.one(prompt)
+            assert answer.tokens == expected
+            cached.append(answer.cached)
+        assert cached == [0, 288, 192, 288]

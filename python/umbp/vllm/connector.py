@@ -1,8 +1,8 @@
 """`UmbpConnector`: vLLM's connector interface on the state machines in `umbp._umbp`. It only translates.
 
-`KVTransferConfig(kv_connector="UmbpConnector", kv_connector_module_path="umbp.vllm.connector",
+`KVTransferConfig(kv_connector="UmbpConnector", kv_connector_module_path="umbp.vllm",
 kv_role="kv_both", kv_load_failure_policy="recompute", kv_connector_extra_config={...})`; the options are those of
-`umbp.vllm.options.ConnectorOptions`. Supports vLLM 0.32 and 0.33.
+`umbp.vllm.options.ConnectorOptions`.
 """
 
 import logging
