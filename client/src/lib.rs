@@ -5,10 +5,11 @@
 //! part), it knows no engine's objects, and it never reports a block as good that it has not checked: every doubt is
 //! a miss or a failure of exactly that block.
 //!
-//! Modules in reading order: [`Options`] and [`Error`] (what a client is told once), [`Client`] (what it does), [`Lookup`] (a question under way),
-//! [`Outcome`] (how a block ended), then within: `region` (engine memory), `job`, `store`, `load` (a job's way),
-//! `pool` and `copy` (the only threads and lines that touch block bytes), `session`, `reader` and `attach` (the socket),
-//! `mapping` (shared memory), `keeper` (everything that is due at a time), `events`; [`mod@runtime`] (what connector-core runs on) and [`mod@bench`].
+//! Modules in reading order: [`Options`] and [`Error`] (what a client is told once), [`Client`] (what it does),
+//! [`Lookup`] (a question under way), [`Outcome`] (how a block ended), then within: `region` (engine memory), `job`,
+//! `store`, `load` (a job's way), `pool` and `copy` (the only threads and lines that touch block bytes), `session`,
+//! `reader` and `attach` (the socket), `mapping` (shared memory), `keeper` (everything that is due at a time), `events`;
+//! [`mod@runtime`] (what connector-core runs on) and [`mod@bench`].
 
 mod attach;
 pub mod bench;

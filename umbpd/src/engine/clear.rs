@@ -20,7 +20,8 @@ pub struct ClearSlice {
 
 impl Engine {
     /// Forgets unpinned blocks of the session's tenant, in one namespace or in all; a slice of the index from
-    /// `cursor` on, which is 0 at first. What recovery brings in of them afterwards is deleted too. Another tenant's namespace holds nothing of this session's (K12).
+    /// `cursor` on, which is 0 at first. What recovery brings in of them afterwards is deleted too. Another tenant's
+    /// namespace holds nothing of this session's (K12).
     pub fn clear(&mut self, session: SessionId, namespace: Option<NamespaceId>, cursor: u32, now: Time) -> ClearSlice {
         self.begin();
         let mut slice = ClearSlice { removed: 0, pinned: 0, next: None };

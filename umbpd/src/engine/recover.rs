@@ -56,7 +56,10 @@ impl Engine {
         let entry = self.index.find_or_insert(key, block.depth.min(DEPTH_MAX));
         let known = self.index[entry].copies[tier];
         if known != NONE {
-            if self.tiers[tier].copies[known].place != block.location {
+            let copy = &self.tiers[tier].copies[known];
+            // While its put is under way nobody knows where it lies: what was found may be that very block.
+            let located = !matches!(copy.state, CopyState::Putting | CopyState::Doomed);
+            if located && copy.place != block.location {
                 self.tiers[tier].take_stray(Stray {
                     key,
                     location: block.location,

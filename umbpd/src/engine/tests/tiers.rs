@@ -319,6 +319,29 @@ fn what_recovery_finds_of_a_block_that_was_stored_anew_is_deleted() {
 }
 
 #[test]
+fn a_block_that_recovery_finds_before_its_put_is_told_as_done_is_not_deleted() {
+    let mut rig = Rig::blocks(&[8, 8]);
+    let session = rig.session();
+    rig.store(session, &[1]);
+    rig.drain();
+    let (_, put) = rig.operations.last().copied().expect("a put under way");
+    let found = RecoveredBlock {
+        key: rig.key(1).local,
+        namespace_id: rig.namespace.0,
+        length: BLOCK,
+        checksum: checksum(&rig.key(1)),
+        location: put.id + 1000,
+        ..RecoveredBlock::default()
+    };
+    let now = rig.time();
+    assert_eq!(rig.engine.recovered(NVME, &[found], now), 0);
+    rig.drain();
+    assert_eq!(rig.in_flight(code::DELETE), 0, "it may be the very block");
+    rig.finish(code::PUT, Status::OK);
+    assert_eq!((rig.in_flight(code::DELETE), rig.status("/tiers/1/used_bytes")), (0, BLOCK.into()));
+}
+
+#[test]
 fn hits_and_misses_add_up_to_what_was_asked() {
     // J4
     let (mut rig, session) = below(8, 2);
