@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use umbp_connector_core::namespace::{NamespaceDescriptor, tenant_digest};
 use umbp_protocol::frame::{Decoder, Frame, Kind};
 use umbp_protocol::message::{Hello, PROTOCOL_VERSIONS, Reply, Request, SessionId, Welcome};
 use umbp_protocol::{decode_reply, encode_request, fds};
@@ -56,7 +57,8 @@ pub(crate) fn attach(options: &Options, previous: Option<Before>, go_on: &dyn Fn
     if (welcome.generation_words > 0) != generations.is_some() {
         return Err(io("await Welcome", std::io::Error::other("the generation table's fd is not beside it")));
     }
-    let digest = options.namespace.as_ref().map_or([0; 32], |namespace| namespace.digest().0);
+    let of = |namespace: &NamespaceDescriptor| tenant_digest(&welcome.tenant, &namespace.encode()).0;
+    let digest = options.namespace.as_ref().map_or([0; 32], of);
     Ok(Attached { socket, welcome, digest, generations, decoder, fds })
 }
 

@@ -25,8 +25,7 @@ fn blocks_of_160_runs_are_stored_and_loaded_byte_exact() {
     for (n, checksum) in &committed {
         let stored = peer.bytes_at(u64::from(*n) * bytes as u64, bytes);
         assert!(stored == payload(*n, bytes), "block {n} as stored");
-        let digest = namespace().digest().0;
-        assert_eq!(*checksum, umbp_plugin_api::checksum::of_block(&digest, &key(*n).to_bytes(), &stored));
+        assert_eq!(*checksum, umbp_plugin_api::checksum::of_block(&digest(), &key(*n).to_bytes(), &stored));
     }
 
     engine.memory.fill(0xee);
@@ -234,9 +233,8 @@ fn b1_a_cancelled_store_commits_nothing_that_was_overwritten() {
                     assert_eq!(outcomes[index as usize], Outcome::Stored { bytes: bytes as u64 });
                     let stored = peer.bytes_at(u64::from(index) * bytes as u64, bytes);
                     assert!(stored == payload(round * 100 + index, bytes), "the old bytes under the old key");
-                    let digest = namespace().digest().0;
                     let key = key(index).to_bytes();
-                    assert_eq!(checksum, umbp_plugin_api::checksum::of_block(&digest, &key, &stored));
+                    assert_eq!(checksum, umbp_plugin_api::checksum::of_block(&digest(), &key, &stored));
                 }
             }
             Request::Abort { items, .. } => {

@@ -48,6 +48,19 @@ impl NamespaceDescriptor {
     }
 }
 
+/// A tenant's namespace as tiers keep it: length of the tenant's name (u16, little-endian), the name, the descriptor
+/// as [`NamespaceDescriptor::encode`] writes it. A longer name than 65,535 bytes is cut.
+pub fn of_tenant(tenant: &str, descriptor: &[u8]) -> Vec<u8> {
+    let name = &tenant.as_bytes()[..tenant.len().min(usize::from(u16::MAX))];
+    [&(name.len() as u16).to_le_bytes(), name, descriptor].concat()
+}
+
+/// SHA-256 of [`of_tenant`]: what tells namespaces apart in tiers, and goes into the checksum of a block. The same
+/// descriptor of two tenants has two.
+pub fn tenant_digest(tenant: &str, descriptor: &[u8]) -> NamespaceDigest {
+    NamespaceDigest(Sha256::digest(of_tenant(tenant, descriptor)).into())
+}
+
 /// Version of the properties that [`EngineIdentity`] writes; another one shares no block with this.
 const IDENTITY_VERSION: u32 = 1;
 

@@ -107,7 +107,7 @@ pub enum Recovery {
 /// A namespace that a persistent backend holds from an earlier life: digest and descriptor, as it was put.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecoveredNamespace {
-    /// SHA-256 of the descriptor's encoding.
+    /// SHA-256 of the descriptor.
     pub digest: [u8; 32],
     /// The descriptor, opaque to the backend.
     pub descriptor: Vec<u8>,
@@ -195,7 +195,8 @@ pub trait Backend: Sized + Send + Sync + 'static {
     /// No operation names the region any more. On return the backend has let go of it.
     fn region_unregister(&self, id: u64);
 
-    /// Introduces a namespace by number, before its first use. The same digest and descriptor may come again. NO_SPACE
+    /// Introduces a namespace by number, before its first use. The digest is the SHA-256 of the descriptor and tells
+    /// namespaces apart; the descriptor names the tenant too. The same ones may come again. NO_SPACE
     /// where there is no room for one more: operations of that namespace are rejected from then on, and no others. Any
     /// other answer than OK is a failure of the tier. A descriptor has at most 64 KiB.
     fn namespace_put(&self, id: u32, digest: &[u8; 32], descriptor: &[u8]) -> Status;

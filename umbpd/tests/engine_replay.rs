@@ -79,7 +79,7 @@ impl Replay {
         let mut engine = Engine::new(settings, Box::new(NoWords));
         engine.segment_add(SegmentId(0), capacity, None);
         engine.tier_state(TierIndex(0), TierState::Running, Time(0));
-        let namespace = engine.namespace(TenantIndex(0), [0; 32], b"").expect("the first");
+        let namespace = engine.namespace(TenantIndex(0), b"").expect("the first");
         let info = SessionInfo {
             tenant: TenantIndex(0),
             pid: 1,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use umbp_client::{Client, JobId, LoadBlock, Options, Outcome, RegionId, Run, StoreBlock};
 use umbp_connector_core::key::{BlockHash, GroupId, LocalKey, Rank};
-use umbp_connector_core::namespace::NamespaceDescriptor;
+use umbp_connector_core::namespace::{NamespaceDescriptor, tenant_digest};
 use umbp_protocol::message::*;
 use umbp_protocol::{Decoder, decode_request, encode_event, encode_reply, fds};
 
@@ -37,6 +37,13 @@ pub struct Peer {
     pub renewed: usize,
     stream: UnixStream,
     decoder: Decoder,
+}
+
+const TENANT: &str = "default";
+
+/// What goes into checksums.
+pub fn digest() -> [u8; 32] {
+    tenant_digest(TENANT, &namespace().encode()).0
 }
 
 pub fn namespace() -> NamespaceDescriptor {
@@ -99,7 +106,7 @@ impl Fake {
             daemon: "fake".to_owned(),
             boot_id,
             session: SessionId(session),
-            tenant: "default".to_owned(),
+            tenant: TENANT.to_owned(),
             namespace: hello.namespace.as_ref().map(|_| NamespaceId(7)),
             generation_words: WORDS,
             limits: Limits {
@@ -247,7 +254,7 @@ impl Peer {
     pub fn put(&self, key: &LocalKey, slot: u32, offset: u64, payload: &[u8], tier: u8) -> Acquired {
         self.segment.write_all_at(payload, offset).expect("written");
         self.set_generation(slot, 5);
-        let checksum = umbp_plugin_api::checksum::of_block(&namespace().digest().0, &key.to_bytes(), payload);
+        let checksum = umbp_plugin_api::checksum::of_block(&digest(), &key.to_bytes(), payload);
         let extent = Extent { segment: SEGMENT, slot, offset, generation: 5 };
         Acquired::Ready { extent, length: payload.len() as u64, checksum, tier }
     }

@@ -93,6 +93,15 @@ fn a2_what_rests_on_a_load_that_may_still_fail_is_not_stored() {
     }
 }
 
+/// C1: an engine that takes none of what was offered leaves no hold.
+#[test]
+fn c1_hits_that_the_engine_does_not_take_are_held_by_nobody() {
+    let mut bench = offered();
+    assert_eq!(bench.store().held.len(), 4);
+    bench.admit("b", &OTHER, 0);
+    assert!(bench.store().held.is_empty(), "held: {:?}", bench.store().held);
+}
+
 /// A state, and a bench whose request `b` is in it.
 type InState = (&'static str, fn() -> Bench);
 

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use umbp_connector_core::namespace::tenant_digest;
 use umbp_plugin_api::Completion;
 use umbp_plugin_api::backend::RecoveredNamespace;
 use umbp_plugin_api::types::RecoveredBlock;
@@ -76,18 +77,17 @@ fn set_recovery(hub: &Hub, tier: TierIndex, recovery: Recovery) {
 }
 
 /// Namespaces of tenants that are still configured get their number, and the tier is told of it; then its blocks are
-/// asked for. A block of another tenant's is not served.
+/// asked for. A block of another tenant's is not served, nor one whose descriptor is not the one it was stored under.
 fn take_namespaces(hub: &Hub, tier: TierIndex, namespaces: &[RecoveredNamespace]) {
     let tenants = &hub.facts.config.tenants;
     let mut left_out = 0;
     for namespace in namespaces {
         let owner = parse_stored_descriptor(&namespace.descriptor).and_then(|(name, descriptor)| {
             let at = tenants.iter().position(|tenant| *tenant.name == name)?;
-            Some((TenantIndex(at as u16), descriptor))
+            let is_whole = tenant_digest(name, descriptor).0 == namespace.digest;
+            is_whole.then_some((TenantIndex(at as u16), descriptor))
         });
-        let id = owner.and_then(|(tenant, descriptor)| {
-            hub.with(|engine, _| engine.namespace(tenant, namespace.digest, descriptor))
-        });
+        let id = owner.and_then(|(tenant, descriptor)| hub.with(|engine, _| engine.namespace(tenant, descriptor)));
         left_out += u64::from(id.is_none());
     }
     if let Some(seat) = hub.tiers.borrow_mut().get_mut(usize::from(tier.0)) {

@@ -60,7 +60,7 @@ pub use complete::{DEGRADED_AFTER_MISSES, PROBE_EVERY_NS};
 pub use deletes::DELETE_RETRY_NS;
 pub use evict::{EVICTIONS_PER_BLOCK_MAX, EVICTIONS_PER_CALL_MAX, RECLAIM_SLICE_ENTRIES};
 pub use lease::{EXPIRY_SLICE_ITEMS, LEASED_ITEMS_PER_SESSION_MAX, LEASES_PER_SESSION_MAX, LeaseKind};
-pub use namespace::{NAMESPACES_MAX, parse_stored_descriptor, stored_descriptor};
+pub use namespace::{NAMESPACES_MAX, parse_stored_descriptor};
 pub use pool::{SEGMENTS_MAX, UNIT_BYTES};
 pub use session::SessionInfo;
 pub use state::{DEPTH_MAX, Engine, KEYS_PER_SLICE_MAX};

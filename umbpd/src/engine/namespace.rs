@@ -1,8 +1,9 @@
-//! Namespaces by number. A number belongs to one tenant: the same digest of two tenants is two numbers, so no key of
-//! one names a block of another.
+//! Namespaces by number. A number belongs to one tenant: the same descriptor of two tenants is two numbers, and two
+//! digests in every tier, so no key of one names a block of another.
 
 use std::collections::HashMap;
 
+use umbp_connector_core::namespace::{of_tenant, tenant_digest};
 use umbp_protocol::message::NamespaceId;
 
 use super::api::{Action, TenantIndex, TierState};
@@ -21,7 +22,7 @@ pub(super) struct Namespace {
 #[derive(Default)]
 pub(super) struct Namespaces {
     all: Vec<Namespace>,
-    by_digest: HashMap<(u16, [u8; 32]), NamespaceId>,
+    by_digest: HashMap<[u8; 32], NamespaceId>,
     /// How many each tenant has.
     counts: HashMap<u16, usize>,
 }
@@ -30,12 +31,6 @@ impl Namespaces {
     pub(super) fn tenant(&self, id: NamespaceId) -> Option<u16> {
         self.all.get((id.0 as usize).wrapping_sub(1)).map(|namespace| namespace.tenant)
     }
-}
-
-/// A descriptor as backends keep it: length of the tenant's name (u16, little-endian), the name, the descriptor.
-pub fn stored_descriptor(tenant: &str, descriptor: &[u8]) -> Vec<u8> {
-    let name = &tenant.as_bytes()[..tenant.len().min(usize::from(u16::MAX))];
-    [&(name.len() as u16).to_le_bytes(), name, descriptor].concat()
 }
 
 /// The tenant's name and the descriptor, from the form that backends keep.
@@ -48,19 +43,20 @@ pub fn parse_stored_descriptor(stored: &[u8]) -> Option<(&str, &[u8])> {
 impl Engine {
     /// The number of a tenant's namespace, given on first sight; every lower tier that can be called is told of it
     /// before anything names it. `None` for an unknown tenant, or one that has its share of [`NAMESPACES_MAX`].
-    pub fn namespace(&mut self, tenant: TenantIndex, digest: [u8; 32], descriptor: &[u8]) -> Option<NamespaceId> {
-        if let Some(id) = self.namespaces.by_digest.get(&(tenant.0, digest)) {
+    pub fn namespace(&mut self, tenant: TenantIndex, descriptor: &[u8]) -> Option<NamespaceId> {
+        let name = &self.settings.tenants.get(usize::from(tenant.0))?.name;
+        let digest = tenant_digest(name, descriptor).0;
+        if let Some(id) = self.namespaces.by_digest.get(&digest) {
             return Some(*id);
         }
-        let name = &self.settings.tenants.get(usize::from(tenant.0))?.name;
         if self.namespaces.counts.get(&tenant.0).is_some_and(|count| *count >= self.namespaces_per_tenant()) {
             return None;
         }
         *self.namespaces.counts.entry(tenant.0).or_default() += 1;
-        let stored = stored_descriptor(name, descriptor);
+        let stored = of_tenant(name, descriptor);
         self.namespaces.all.push(Namespace { tenant: tenant.0, digest, stored });
         let id = NamespaceId(self.namespaces.all.len() as u32);
-        self.namespaces.by_digest.insert((tenant.0, digest), id);
+        self.namespaces.by_digest.insert(digest, id);
         for tier in DRAM + 1..self.tiers.len() {
             if matches!(self.tiers[tier].state, TierState::Running | TierState::Degraded) {
                 self.introduce(tier, id);

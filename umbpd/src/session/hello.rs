@@ -146,8 +146,7 @@ fn namespace(hub: &Hub, tenant: TenantIndex, hello: &Hello) -> Result<Option<Nam
         );
         return Err(refusal("argument", message));
     }
-    let digest = descriptor.digest().0;
-    let id = hub.with(|engine, _| engine.namespace(tenant, digest, &encoded));
+    let id = hub.with(|engine, _| engine.namespace(tenant, &encoded));
     id.map(Some).ok_or_else(|| {
         let most = hub.ask(|engine| engine.namespaces_per_tenant());
         let message = format!("the tenant has {most} namespaces already; use one of them, or restart umbpd to forget those that no tier holds");

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use umbp_connector_core::key::{BlockHash, GroupId, LocalKey, Rank};
-use umbp_connector_core::namespace::NamespaceDescriptor;
+use umbp_connector_core::namespace::{NamespaceDescriptor, tenant_digest};
 use umbp_plugin_api::checksum;
 use umbp_protocol::message::{
     Acquired, Event, Extent, Found, Hello, LeaseId, Outcome, PROTOCOL_VERSIONS, Refusal, Reply, Request, ReserveItem,
@@ -249,7 +249,8 @@ impl Client {
         let target = self.slice(&extent, length);
         // SAFETY: the extent is leased to this client for writing, and inside the mapping.
         unsafe { std::ptr::copy_nonoverlapping(content.as_ptr(), target, content.len()) };
-        let digest = self.descriptor.digest().0;
+        let tenant = self.welcome.as_ref().map_or("", |welcome| &welcome.tenant);
+        let digest = tenant_digest(tenant, &self.descriptor.encode()).0;
         let sum = checksum::of_block(&digest, &self.key(number).local, &content);
         let reply = self.call(&Request::Commit { lease, items: vec![(0, sum)] });
         reply == Reply::Commit { items: vec![Outcome::Done] }

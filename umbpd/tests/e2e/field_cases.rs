@@ -4,8 +4,11 @@ use std::collections::BTreeSet;
 
 use crate::common::workspace;
 
-/// The cases that the first section must have.
-const SPINE: &str = "A3 A5 A6 A7 A8 B1 B8 C1 C2 C6 D3 D6 D7 F6 F7 J2 J3 K6 K7 K10 K11 K12 K13 K14";
+/// What a section is to begin with, and the cases that it must have.
+const SECTIONS: [(&str, &str); 2] = [
+    ("Of the spine", "A3 A5 A6 A7 A8 B1 B8 C1 C2 C6 D3 D6 D7 F6 F7 J2 J3 K6 K7 K10 K11 K12 K13 K14"),
+    ("Of the connector", "A1 A2 A3 B1 B2 B3 B4 B6 B7 C5 D4 F11 H1 H2 H3 H4 H5 H6 I1 I2 I3 I4 I5 I6 J1 J6"),
+];
 /// Lines above a test that belong to it.
 const ABOVE_LINES: usize = 6;
 
@@ -30,6 +33,9 @@ fn rows(section: &str) -> Vec<Row<'_>> {
 fn text_of(file: &str, test: &str) -> Option<String> {
     let source = std::fs::read_to_string(workspace().join(file)).ok()?;
     let lines: Vec<&str> = source.lines().collect();
+    if file.ends_with(".py") {
+        return text_in_python(&lines, test);
+    }
     let at = lines.iter().position(|line| line.trim_start().starts_with(&format!("fn {test}(")))?;
     let above = &lines[at.saturating_sub(ABOVE_LINES)..at];
     above.iter().rev().take(3).find(|line| line.trim() == "#[test]")?;
@@ -37,6 +43,16 @@ fn text_of(file: &str, test: &str) -> Option<String> {
     let ends = |line: &&str| **line == format!("{}}}", " ".repeat(indent));
     let end = lines[at..].iter().position(ends).unwrap_or(1);
     Some([above, &lines[at..at + end]].concat().join("\n"))
+}
+
+/// The function to its end, which is the next line that is indented no deeper.
+fn text_in_python(lines: &[&str], test: &str) -> Option<String> {
+    let depth = |line: &str| line.len() - line.trim_start().len();
+    let at = lines.iter().position(|line| line.trim_start().starts_with(&format!("def {test}(")))?;
+    let body = &lines[at + 1..];
+    let ends = |line: &&str| !line.trim().is_empty() && depth(line) <= depth(lines[at]) && line.trim() != ") -> None:";
+    let end = body.iter().position(ends).unwrap_or(body.len());
+    test.starts_with("test_").then(|| [&lines[at..=at], &body[..end]].concat().join("\n"))
 }
 
 /// The case stands there as a word (`K7`), or in a test's name (`k7_`).
@@ -66,7 +82,10 @@ fn every_case_names_tests_that_exist_and_say_so() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    let listed: BTreeSet<&str> = rows(sections[0]).iter().map(|row| row.first).collect();
-    let missing: Vec<&str> = SPINE.split(' ').filter(|case| !listed.contains(case)).collect();
-    assert!(missing.is_empty(), "no test is named for {missing:?}");
+    for (title, cases) in SECTIONS {
+        let section = sections.iter().find(|section| section.starts_with(title));
+        let listed: BTreeSet<&str> = section.into_iter().flat_map(|text| rows(text)).map(|row| row.first).collect();
+        let missing: Vec<&str> = cases.split(' ').filter(|case| !listed.contains(case)).collect();
+        assert!(missing.is_empty(), "{title}: no test is named for {missing:?}");
+    }
 }

@@ -1,4 +1,5 @@
-//! Ids, sizes and offsets that are not the client's to name (K11), and Clear within its own bounds (K12).
+//! Ids, sizes and offsets that are not the client's to name (K11), Clear within its own bounds (K12), and namespaces
+//! that stay apart (H5).
 
 use umbp_client::Outcome;
 use umbp_connector_core::namespace::NamespaceDescriptor;
@@ -160,4 +161,30 @@ fn k12_a_clear_leaves_other_namespaces_and_tenants_and_stays_done_after_a_restar
     let daemon = place.serve();
     daemon.until("recovery", recovered);
     check(&mut engines(&daemon));
+}
+
+/// H5: what another namespace or tenant stored under the very same key is a miss: in the first tier, in the one below,
+/// and after a restart.
+#[test]
+fn h5_no_tier_shows_a_block_to_another_namespace_or_tenant() {
+    let place = with_nvme("64MiB", "128MiB", &two_tenants());
+    let numbers: Vec<u64> = (0..32).collect();
+    let check = |daemon: &Daemon, tier: u8| {
+        let [mut owner, others @ ..] = engines(daemon);
+        for mut other in others {
+            let outcomes = other.load(&numbers);
+            assert!(outcomes.iter().all(|o| matches!(o, Outcome::Missed(_))), "{:?}", summary(&outcomes));
+        }
+        let outcomes = owner.load(&numbers);
+        let own = Outcome::Loaded { tier, bytes: BLOCK_BYTES };
+        assert!(outcomes.iter().all(|o| *o == own), "tier {tier}: {:?}", summary(&outcomes));
+    };
+    let daemon = place.serve();
+    engines(&daemon)[0].store_all(&numbers);
+    check(&daemon, 0);
+    daemon.until("copies below", |status| copied(status, 32));
+    drop(daemon);
+    let daemon = place.serve();
+    daemon.until("recovery", recovered);
+    check(&daemon, 1);
 }

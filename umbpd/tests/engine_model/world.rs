@@ -161,7 +161,7 @@ impl World {
         for tier in 0..2 {
             engine.tier_state(TierIndex(tier), TierState::Running, Time(0));
         }
-        let namespaces = (0..plan.tenants).map(|tenant| engine.namespace(TenantIndex(tenant), [7; 32], b"m"));
+        let namespaces = (0..plan.tenants).map(|tenant| engine.namespace(TenantIndex(tenant), b"m"));
         let namespaces = namespaces.map(|id| id.expect("room")).collect();
         let mut world = Self {
             plan: plan.clone(),

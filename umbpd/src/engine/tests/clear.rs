@@ -26,7 +26,7 @@ fn what_recovery_brings_in_after_a_clear_never_hits_and_is_deleted() {
     for one in [false, true] {
         let mut rig = Rig::new(settings(&[64, 64]));
         let session = rig.session();
-        let other = rig.engine.namespace(TenantIndex(0), [2; 32], b"other").expect("room for it");
+        let other = rig.engine.namespace(TenantIndex(0), b"other").expect("room for it");
         let (own, now) = (rig.namespace, rig.time());
         let before = [recovered(&rig, own, 1)];
         assert_eq!(rig.engine.recovered(NVME, &before, now), 1);
@@ -62,7 +62,7 @@ fn a_clear_before_a_tier_runs_holds_for_all_that_it_recovers() {
     let session = rig.session();
     let now = rig.time();
     rig.engine.clear(session, None, 0, now);
-    let late = rig.engine.namespace(TenantIndex(0), [3; 32], b"recovered later").expect("room for it");
+    let late = rig.engine.namespace(TenantIndex(0), b"recovered later").expect("room for it");
     let blocks = [recovered(&rig, late, 1)];
     assert_eq!(rig.engine.recovered(NVME, &blocks, now), 0);
     rig.drain();

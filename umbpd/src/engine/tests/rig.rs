@@ -68,7 +68,7 @@ pub(super) struct Rig {
     pub(super) cancelled: Vec<u64>,
     pub(super) freed_segments: Vec<SegmentId>,
     pub(super) ended: Vec<SessionId>,
-    pub(super) introduced: Vec<(TierIndex, u32)>,
+    pub(super) introduced: Vec<(TierIndex, u32, [u8; 32])>,
 }
 
 impl Rig {
@@ -77,7 +77,7 @@ impl Rig {
         let (tiers, capacity) = (settings.tiers.len(), settings.tiers[0].capacity);
         let mut engine = Engine::new(settings, Box::new(words.clone()));
         assert!(engine.segment_add(SegmentId(7), capacity, None));
-        let namespace = engine.namespace(TenantIndex(0), [1; 32], b"model").expect("room for one");
+        let namespace = engine.namespace(TenantIndex(0), b"model").expect("room for one");
         for tier in 0..tiers {
             engine.tier_state(TierIndex(tier as u8), TierState::Running, Time(0));
         }
@@ -113,7 +113,7 @@ impl Rig {
                 Action::Push { session, event } => self.events.push((session, event)),
                 Action::SegmentFree { segment } => self.freed_segments.push(segment),
                 Action::EndSession { session, .. } => self.ended.push(session),
-                Action::NamespacePut { tier, id, .. } => self.introduced.push((tier, id)),
+                Action::NamespacePut { tier, id, digest, .. } => self.introduced.push((tier, id, digest)),
             }
         }
     }

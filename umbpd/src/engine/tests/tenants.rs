@@ -1,10 +1,13 @@
 //! Tenants: namespaces, quotas, segments.
 
+use std::collections::HashSet;
+
+use umbp_connector_core::namespace::of_tenant;
 use umbp_protocol::message::{Event, Found, MissReason, Reserved, SegmentId};
 
 use super::rig::{BLOCK, LEASE_NS, Rig, key_in, settings};
 use crate::engine::api::{Settings, TenantIndex, TenantSettings};
-use crate::engine::{NAMESPACES_MAX, parse_stored_descriptor, stored_descriptor};
+use crate::engine::{NAMESPACES_MAX, parse_stored_descriptor};
 
 fn two_tenants(blocks: u64) -> Settings {
     let mut settings = settings(&[blocks]);
@@ -15,11 +18,14 @@ fn two_tenants(blocks: u64) -> Settings {
 
 #[test]
 fn the_same_model_of_two_tenants_is_two_namespaces() {
-    let mut rig = Rig::new(two_tenants(8));
-    let mut number = |tenant, digest| rig.engine.namespace(TenantIndex(tenant), digest, b"model").expect("room");
-    let (a, b) = (number(0, [1; 32]), number(1, [1; 32]));
-    assert_eq!((a == b, a == number(0, [1; 32]), a == number(0, [2; 32])), (false, true, false));
-    assert_eq!(rig.engine.namespace(TenantIndex(2), [1; 32], b""), None);
+    let mut rig = Rig::new(Settings { tenants: two_tenants(8).tenants, ..settings(&[8, 8]) });
+    let mut number = |tenant, model| rig.engine.namespace(TenantIndex(tenant), model).expect("room");
+    let (a, b) = (number(0, b"model"), number(1, b"model"));
+    assert_eq!((a == b, a == number(0, b"model"), a == number(0, b"other")), (false, true, false));
+    rig.drain();
+    let digests: HashSet<[u8; 32]> = rig.introduced.iter().map(|(_, _, digest)| *digest).collect();
+    assert_eq!(digests.len(), 3, "no tier takes one for the other");
+    assert_eq!(rig.engine.namespace(TenantIndex(2), b""), None);
     let (one, two) = (rig.session_of(0, 1), rig.session_of(1, 2));
     rig.store(one, &[1]);
     assert_eq!(rig.lookup(two, 0, &[1]), [Found::Miss(MissReason::BadKey)], "names the other's namespace");
@@ -30,7 +36,7 @@ fn the_same_model_of_two_tenants_is_two_namespaces() {
 
 #[test]
 fn a_stored_descriptor_names_its_tenant() {
-    let stored = stored_descriptor("tenänt", b"model");
+    let stored = of_tenant("tenänt", b"model");
     assert_eq!(parse_stored_descriptor(&stored), Some(("tenänt", &b"model"[..])));
     for cut in 0..9 {
         assert_eq!(parse_stored_descriptor(&stored[..cut]), None, "{cut} bytes");
@@ -45,7 +51,7 @@ fn a_clear_reaches_no_other_tenant_and_no_other_namespace() {
     let (one, two) = (rig.session_of(0, 1), rig.session_of(1, 2));
     let first = rig.namespace;
     rig.store(one, &[1, 2, 3]);
-    let second = rig.engine.namespace(TenantIndex(0), [9; 32], b"").expect("room");
+    let second = rig.engine.namespace(TenantIndex(0), b"").expect("room");
     rig.namespace = second;
     rig.store(one, &[4]);
     let (lease, _) = rig.acquire(one, &[4]);
@@ -67,7 +73,7 @@ fn a_clear_reaches_no_other_tenant_and_no_other_namespace() {
 fn a_tenant_evicts_its_own_within_its_quota() {
     let mut rig = Rig::new(two_tenants(8));
     let (one, two) = (rig.session_of(0, 1), rig.session_of(1, 2));
-    let (first, second) = (rig.namespace, rig.engine.namespace(TenantIndex(1), [1; 32], b"").expect("room"));
+    let (first, second) = (rig.namespace, rig.engine.namespace(TenantIndex(1), b"").expect("room"));
     rig.engine.segment_add(SegmentId(8), 8 * BLOCK, None);
     rig.namespace = second;
     rig.store(two, &[1, 2]);
@@ -82,7 +88,7 @@ fn a_tenant_evicts_its_own_within_its_quota() {
 fn an_empty_segment_is_withdrawn_for_a_tenant_that_needs_one() {
     let mut rig = Rig::new(two_tenants(8));
     let (one, two) = (rig.session_of(0, 1), rig.session_of(1, 2));
-    let second = rig.engine.namespace(TenantIndex(1), [1; 32], b"").expect("room");
+    let second = rig.engine.namespace(TenantIndex(1), b"").expect("room");
     rig.store(one, &[1]);
     assert_eq!(rig.engine.segments_of(TenantIndex(0)), [(SegmentId(7), 8 * BLOCK)]);
     let added = Event::SegmentsAdded { segments: vec![(SegmentId(7), 8 * BLOCK)] };
@@ -109,7 +115,7 @@ fn an_empty_segment_is_withdrawn_for_a_tenant_that_needs_one() {
 fn a_session_that_does_not_unmap_in_time_is_ended() {
     let mut rig = Rig::new(two_tenants(8));
     let (one, two) = (rig.session_of(0, 1), rig.session_of(1, 2));
-    let second = rig.engine.namespace(TenantIndex(1), [1; 32], b"").expect("room");
+    let second = rig.engine.namespace(TenantIndex(1), b"").expect("room");
     rig.store(one, &[1]);
     let now = rig.time();
     rig.engine.clear(one, None, 0, now);
@@ -128,9 +134,9 @@ fn a_session_that_does_not_unmap_in_time_is_ended() {
 #[test]
 fn a_tenant_leaves_numbers_of_namespaces_to_the_others() {
     let mut rig = Rig::new(two_tenants(8));
-    let digest = |number: usize| std::array::from_fn(|at| number.to_le_bytes()[at % 8] ^ at as u8);
-    let known =
-        |rig: &mut Rig, tenant, number| rig.engine.namespace(TenantIndex(tenant), digest(number), b"").is_some();
+    let known = |rig: &mut Rig, tenant, number: usize| {
+        rig.engine.namespace(TenantIndex(tenant), &number.to_le_bytes()).is_some()
+    };
     let given = (0..NAMESPACES_MAX).filter(|number| known(&mut rig, 0, *number)).count();
     assert_eq!(given, NAMESPACES_MAX / 2 - 1, "one is the rig's");
     assert!(known(&mut rig, 0, 1), "those that are known stay so");

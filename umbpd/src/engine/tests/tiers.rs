@@ -33,7 +33,8 @@ fn below(dram: u64, promotion: u64) -> (Rig, umbp_protocol::message::SessionId) 
 fn a_committed_block_is_copied_below_with_all_that_its_backend_needs() {
     let mut rig = Rig::blocks(&[8, 8]);
     let session = rig.session();
-    assert_eq!(rig.introduced, [(NVME, rig.namespace.0)], "before anything names it");
+    let told: Vec<_> = rig.introduced.iter().map(|(tier, id, _)| (*tier, *id)).collect();
+    assert_eq!(told, [(NVME, rig.namespace.0)], "before anything names it");
     rig.store(session, &[1, 2]);
     let (one, two) = (rig.finish(code::PUT, Status::OK), rig.finish(code::PUT, Status::OK));
     let (first, second) = (rig.key(1), rig.key(2));
