@@ -128,6 +128,7 @@ impl EngineIdentity {
             .with("pp", self.topology.pp())
             .with("pcp", self.topology.pcp())
             .with("dcp", self.topology.dcp())
+            .with("tp_copies", self.topology.copies())
             .with("groups", self.groups.len())
             .with_some("key_namespace", self.key_namespace.as_ref())
             .with_some("revision", self.revision.as_ref())

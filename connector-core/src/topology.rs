@@ -10,13 +10,16 @@ use crate::key::Rank;
 /// Most workers of one engine.
 pub const WORKERS_MAX: u32 = 65_536;
 
-/// Sizes of an engine's model-parallel dimensions. Each is at least 1, and dcp divides tp.
+/// Sizes of an engine's model-parallel dimensions, and which ranks hold equal bytes. Each size is at least 1, and dcp
+/// divides tp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RankTopology {
     tp: u16,
     pp: u16,
     pcp: u16,
     dcp: u16,
+    /// tp ranks in a row that hold the same heads.
+    copies: u16,
 }
 
 /// Why sizes or a rank are refused.
@@ -70,7 +73,7 @@ pub enum TopologyError {
 }
 
 impl RankTopology {
-    /// Sizes, checked.
+    /// Sizes, checked; each rank has bytes of its own.
     pub fn new(tp: u16, pp: u16, pcp: u16, dcp: u16) -> Result<Self, TopologyError> {
         for (size, name) in [(tp, "tp"), (pp, "pp"), (pcp, "pcp"), (dcp, "dcp")] {
             if size == 0 {
@@ -84,12 +87,12 @@ impl RankTopology {
         if !tp.is_multiple_of(dcp) {
             return Err(TopologyError::DcpDoesNotDivide { tp, dcp });
         }
-        Ok(Self { tp, pp, pcp, dcp })
+        Ok(Self { tp, pp, pcp, dcp, copies: 1 })
     }
 
     /// One worker.
     pub fn single() -> Self {
-        Self { tp: 1, pp: 1, pcp: 1, dcp: 1 }
+        Self { tp: 1, pp: 1, pcp: 1, dcp: 1, copies: 1 }
     }
 
     /// Tensor parallel size.
@@ -112,6 +115,11 @@ impl RankTopology {
         self.dcp
     }
 
+    /// tp ranks in a row that hold the same heads.
+    pub fn copies(&self) -> u16 {
+        self.copies
+    }
+
     /// Number of workers. The product was checked.
     pub fn workers(&self) -> u32 {
         u32::from(self.tp) * u32::from(self.pp) * u32::from(self.pcp)
@@ -130,15 +138,49 @@ impl RankTopology {
         Ok(Rank { tp, pcp, dcp: tp % self.dcp, pp })
     }
 
-    /// All ranks, in the order of the workers, which is the order in which keys are asked.
+    /// The ranks of all workers, in their order.
     pub fn ranks(&self) -> Vec<Rank> {
         (0..self.workers()).filter_map(|index| self.rank(index).ok()).collect()
     }
 
-    /// The ranks whose shards make up a block, in the order of the workers: one of each that hold equal bytes.
-    pub fn distinct_ranks(&self, heads: &HeadMapping) -> Vec<Rank> {
+    /// The same, for a model of so many KV heads: ranks that hold the same heads share their keys.
+    pub fn with_heads(self, heads: u16) -> Result<Self, TopologyError> {
+        Ok(Self { copies: HeadMapping::new(&self, heads)?.copies, ..self })
+    }
+
+    /// The same, for an engine that says how many tp ranks in a row hold equal bytes, in all of its groups. A number
+    /// that does not divide tp, or that stands beside dcp, where it says nothing of who has which tokens, is not
+    /// relied on: then each rank has keys of its own, which costs room, never bytes.
+    #[must_use]
+    pub fn with_replicas(self, replicas: u16) -> Self {
+        let distinct = Self { copies: 1, ..self };
+        if replicas == 0 || self.dcp > 1 || !self.tp.is_multiple_of(replicas) {
+            return distinct;
+        }
+        distinct.with_heads(self.tp / replicas).unwrap_or(distinct)
+    }
+
+    /// The rank that stands for this one in keys: the first that holds the same bytes. With decode context parallelism
+    /// the ranks of a head share out the tokens, so that only those of one dcp rank hold equal bytes.
+    #[must_use]
+    pub fn canonical(&self, rank: Rank) -> Rank {
+        if self.copies == 1 {
+            return rank;
+        }
+        let dcp = rank.tp % self.dcp;
+        Rank { tp: rank.tp / self.copies * self.copies + dcp, dcp, ..rank }
+    }
+
+    /// The rank in the keys that a worker writes and reads, by its index in the engine.
+    pub fn key_rank(&self, index: u32) -> Result<Rank, TopologyError> {
+        Ok(self.canonical(self.rank(index)?))
+    }
+
+    /// The ranks whose shards make up a block, in the order of the workers, which is the order in which keys are asked:
+    /// one of each that hold equal bytes.
+    pub fn key_ranks(&self) -> Vec<Rank> {
         let mut ranks = self.ranks();
-        ranks.retain(|rank| heads.canonical(*rank) == *rank);
+        ranks.retain(|rank| self.canonical(*rank) == *rank);
         ranks
     }
 }
@@ -146,13 +188,11 @@ impl RankTopology {
 /// Which KV heads a tensor-parallel rank holds.
 ///
 /// With at least as many heads as ranks each rank has its own run of them. With fewer, each head is on several ranks in
-/// a row. Those ranks hold equal bytes, and the first of them stands for all in keys; with decode context parallelism
-/// they share out the tokens, so only ranks of one dcp rank do. MLA is one head.
+/// a row, which hold equal bytes but for what decode context parallelism shares out. MLA is one head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadMapping {
     heads: u16,
     tp: u16,
-    dcp: u16,
     /// tp ranks that hold the same head.
     copies: u16,
 }
@@ -168,12 +208,7 @@ impl HeadMapping {
         if !copies.is_multiple_of(dcp) {
             return Err(TopologyError::HeadCopies { heads, tp, copies, dcp });
         }
-        Ok(Self { heads, tp, dcp, copies })
-    }
-
-    /// For layers of which every rank has its own part (a state-space model's, say).
-    pub fn distinct(topology: &RankTopology) -> Self {
-        Self { heads: topology.tp, tp: topology.tp, dcp: topology.dcp, copies: 1 }
+        Ok(Self { heads, tp, copies })
     }
 
     /// The heads that a tp rank holds.
@@ -186,15 +221,5 @@ impl HeadMapping {
     /// tp ranks that hold the same head.
     pub fn copies(&self) -> u16 {
         self.copies
-    }
-
-    /// The rank that stands for this one in keys: the first that holds the same bytes.
-    #[must_use]
-    pub fn canonical(&self, rank: Rank) -> Rank {
-        if self.copies == 1 {
-            return rank;
-        }
-        let first = rank.tp / self.copies * self.copies;
-        Rank { tp: first + rank.tp % self.dcp, dcp: rank.tp % self.dcp, ..rank }
     }
 }

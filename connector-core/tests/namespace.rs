@@ -65,7 +65,7 @@ fn identity() -> EngineIdentity {
 #[test]
 fn engines_share_a_namespace_only_if_nothing_differs() {
     type Change = fn(&mut EngineIdentity);
-    let changes: [Change; 22] = [
+    let changes: [Change; 23] = [
         |_| (),
         |it| it.kv_dtype = "fp8_e5m2".into(),
         |it| it.model = "n".into(),
@@ -78,6 +78,7 @@ fn engines_share_a_namespace_only_if_nothing_differs() {
         |it| it.topology = RankTopology::new(1, 2, 1, 1).unwrap(),
         |it| it.topology = RankTopology::new(2, 1, 1, 2).unwrap(),
         |it| it.topology = RankTopology::new(2, 1, 2, 1).unwrap(),
+        |it| it.topology = RankTopology::new(2, 1, 2, 1).unwrap().with_replicas(2),
         |it| it.speculative = Some(SpeculativeIdentity::default()),
         |it| it.speculative = Some(SpeculativeIdentity { model: Some("main".into()), ..Default::default() }),
         |it| it.groups[0].kind = "sliding".into(),
@@ -107,7 +108,7 @@ fn the_digest_of_an_engine_is_the_same_in_every_process() {
 }
 
 /// Computed apart from this code, from the documented encoding.
-const DIGEST: &str = "95677fae04e0aa9ee18487ce556edd510f854a934406e889096399bf1a6e8f9c";
+const DIGEST: &str = "90f7d8df0c1df29963705513a7b609b1adb0abba9827dd2e489788a54281eb6a";
 
 /// A descriptor goes to every tier, where it is bounded: layers count by digest.
 #[test]

@@ -1,6 +1,6 @@
 //! Ranks of an engine: their order, and which hold equal bytes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use umbp_connector_core::key::Rank;
@@ -52,7 +52,8 @@ fn heads_are_shared_out_or_copied() {
         let case = format!("{heads} heads, tp {tp}, dcp {dcp}");
         let found: Vec<_> = (0..tp).map(|tp| (mapping.heads(tp).start, mapping.heads(tp).end)).collect();
         assert_eq!(found, held, "{case}");
-        let found: Vec<_> = topology.ranks().iter().map(|rank| mapping.canonical(*rank).tp).collect();
+        let topology = topology.with_heads(heads).unwrap();
+        let found: Vec<_> = topology.ranks().iter().map(|rank| topology.canonical(*rank).tp).collect();
         assert_eq!(found, canonical, "{case}");
     }
 }
@@ -61,6 +62,7 @@ fn heads_are_shared_out_or_copied() {
 fn heads_that_no_engine_can_share_out_are_refused() {
     let refused = |heads, tp, dcp| {
         let topology = RankTopology::new(tp, 1, 1, dcp).unwrap();
+        assert_eq!(HeadMapping::new(&topology, heads).err(), topology.with_heads(heads).err());
         HeadMapping::new(&topology, heads).unwrap_err().to_string()
     };
     for (heads, tp) in [(0, 1), (3, 2), (2, 3)] {
@@ -99,12 +101,39 @@ proptest! {
         for rank in topology.ranks() {
             by_bytes.entry(holds(rank)).or_default().push(rank);
         }
+        let own = topology;
+        let topology = topology.with_heads(heads).unwrap();
         for same in by_bytes.values() {
-            prop_assert!(same.iter().all(|rank| mapping.canonical(*rank) == same[0]));
+            prop_assert!(same.iter().all(|rank| topology.canonical(*rank) == same[0]));
         }
-        prop_assert_eq!(topology.distinct_ranks(&mapping).len(), by_bytes.len());
-        let all: std::collections::BTreeSet<u16> = (0..topology.tp()).flat_map(|tp| mapping.heads(tp)).collect();
+        prop_assert_eq!(topology.key_ranks().len(), by_bytes.len());
+        let all: BTreeSet<u16> = (0..topology.tp()).flat_map(|tp| mapping.heads(tp)).collect();
         prop_assert_eq!(all, (0..heads).collect());
-        prop_assert_eq!(topology.distinct_ranks(&HeadMapping::distinct(&topology)), topology.ranks());
+        prop_assert_eq!(own.key_ranks(), own.ranks());
+        if topology.dcp() == 1 {
+            prop_assert_eq!(own.with_replicas(mapping.copies()), topology);
+        }
+    }
+
+    /// I5: whatever an engine says of equal bytes, the keys that its workers write are exactly those that its scheduler
+    /// asks for, and workers share one only inside a row of so many.
+    #[test]
+    fn a_scheduler_asks_for_exactly_the_keys_that_workers_write(topology in topology(), replicas in 0u16..10) {
+        let topology = topology.with_replicas(replicas);
+        let mut by_key: BTreeMap<Rank, Vec<u32>> = BTreeMap::new();
+        for index in 0..topology.workers() {
+            by_key.entry(topology.key_rank(index).unwrap()).or_default().push(index);
+        }
+        let asked = topology.key_ranks();
+        prop_assert_eq!(asked.iter().copied().collect::<BTreeSet<_>>(), by_key.keys().copied().collect());
+        prop_assert_eq!(asked.len(), by_key.len());
+        let tp = u32::from(topology.tp());
+        let relied_on = replicas > 0 && topology.dcp() == 1 && topology.tp().is_multiple_of(replicas);
+        let row = if relied_on { u32::from(replicas) } else { 1 };
+        for workers in by_key.values() {
+            prop_assert_eq!(workers.len() as u32, row);
+            prop_assert!(workers.iter().all(|one| (one / tp, one % tp / row) == (workers[0] / tp, workers[0] % tp / row)));
+        }
+        prop_assert!(topology.key_rank(topology.workers()).is_err());
     }
 }

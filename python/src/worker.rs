@@ -98,23 +98,16 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The ranks that stand in keys.
+    /// The engine's ranks, and which of them share keys.
     pub(crate) fn topology(&self) -> PyResult<RankTopology> {
-        let ((tp, pcp, dcp, pp), replicas) = (self.sizes, self.replicas.max(1));
-        if !tp.is_multiple_of(replicas) || (replicas > 1 && dcp > 1) {
-            let text = format!("{replicas} replicas on tp_size {tp}, dcp_size {dcp}: they must divide tp, without dcp");
-            return Err(PyValueError::new_err(text));
-        }
-        RankTopology::new(tp / replicas, pp, pcp, dcp).map_err(|error| PyValueError::new_err(error.to_string()))
+        let (tp, pcp, dcp, pp) = self.sizes;
+        let topology = RankTopology::new(tp, pp, pcp, dcp).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok(topology.with_replicas(self.replicas))
     }
 
     /// The one that stands in this worker's keys.
     fn rank(&self) -> PyResult<Rank> {
-        let tp = u32::from(self.sizes.0.max(1));
-        let (row, place) = (self.index / tp, self.index % tp / u32::from(self.replicas.max(1)));
-        let topology = self.topology()?;
-        let index = row * u32::from(topology.tp()) + place;
-        topology.rank(index).map_err(|error| PyValueError::new_err(error.to_string()))
+        self.topology()?.key_rank(self.index).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 }
 

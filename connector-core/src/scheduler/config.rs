@@ -74,7 +74,7 @@ pub struct Options {
 pub struct Config {
     /// The groups, by their id.
     pub groups: Vec<Group>,
-    /// Ranks, all of which must hold a block.
+    /// The ranks, of which all that have keys of their own must hold a block.
     pub topology: RankTopology,
     /// Workers that report each store event.
     pub num_workers: u32,

@@ -68,7 +68,7 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
         let classes = prefix::classes(&config, &geometry);
         let events = KvEvents::new(config.options.events, config.options.kv_event_max_objects);
         Ok(Self {
-            ranks: config.topology.ranks(),
+            ranks: config.topology.key_ranks(),
             pins: Pins::new(config.num_workers),
             geometry,
             classes,

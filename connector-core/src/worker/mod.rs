@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 pub use events::RemovedBlock;
 pub use stats::{OperationStats, TransferStats};
 
-use crate::key::{GroupId, Rank};
+use crate::key::Rank;
 use crate::layout::Layout;
 use crate::metadata::WorkerMetadata;
 use crate::plan::{BlockId, BlockTransferPlan, ObjectKey, RequestId};
@@ -31,36 +31,22 @@ use crate::runtime::Runtime;
 use load::RequestLoads;
 use store::{StoreBatch, StoreJob};
 
-/// Whose keys a worker reads and writes: its own rank's, or, in a group whose bytes several ranks hold equally, those
-/// of the one that stands for them.
+/// Whose keys a worker reads and writes: those of its rank, or of the one that stands for it and for others of equal
+/// bytes ([`RankTopology::key_rank`](crate::topology::RankTopology::key_rank)).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockIdentityCodec {
     rank: Rank,
-    /// Groups that use another rank.
-    canonical: Vec<(GroupId, Rank)>,
 }
 
 impl BlockIdentityCodec {
-    /// The worker's own rank in every group.
+    /// The rank that stands in the worker's keys.
     pub fn new(rank: Rank) -> Self {
-        Self { rank, canonical: Vec::new() }
-    }
-
-    /// The same, with another rank in one group; see [`crate::topology`].
-    #[must_use]
-    pub fn with_group(mut self, group: GroupId, rank: Rank) -> Self {
-        self.canonical.push((group, rank));
-        self
-    }
-
-    /// The rank that stands in keys of a group.
-    pub fn rank(&self, group: GroupId) -> Rank {
-        self.canonical.iter().find(|(known, _)| *known == group).map_or(self.rank, |(_, rank)| *rank)
+        Self { rank }
     }
 
     /// The worker's key of a block that the scheduler names; what is no block's key stays as it is.
     pub fn localize(&self, plan: &BlockTransferPlan) -> ObjectKey {
-        plan.group.map_or_else(|| plan.key.clone(), |group| plan.key.localized(group, self.rank(group)))
+        plan.group.map_or_else(|| plan.key.clone(), |group| plan.key.localized(group, self.rank))
     }
 }
 

@@ -242,7 +242,7 @@ impl Bench {
 
     /// All workers end the stores of a step; those that did not fail are there from now on, on all ranks.
     pub(crate) fn complete(&mut self, output: &StepOutput, failed: &[Object], now: f64) {
-        let ranks = self.config.topology.ranks();
+        let ranks = self.config.topology.key_ranks();
         for (group, hash) in objects(output).into_iter().filter(|object| !failed.contains(object)) {
             self.store().keys.extend(ranks.iter().map(|rank| LocalKey { hash, group, rank: *rank }));
         }
@@ -302,7 +302,7 @@ pub(crate) fn loaded_blocks(output: &StepOutput) -> Vec<i64> {
 
 /// Keys of one group's hashes on all ranks.
 pub(crate) fn keys(config: &Config, group: u16, hashes: &[BlockHash]) -> Vec<LocalKey> {
-    let ranks = config.topology.ranks();
+    let ranks = config.topology.key_ranks();
     let of = |hash: &BlockHash| {
         let hash = *hash;
         ranks.iter().map(move |rank| LocalKey { hash, group: GroupId(group), rank: *rank })

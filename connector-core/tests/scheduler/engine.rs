@@ -230,7 +230,7 @@ impl Engine {
             for end in ends.map(|block| block * span) {
                 let hash = all[(end / geometry.hash_block) as usize - 1];
                 let has = |rank| there.contains(&LocalKey { hash, group: GroupId(*group as u16), rank });
-                assert!(self.bench.config.topology.ranks().into_iter().all(has), "group {group} to {end} of {to}");
+                assert!(self.bench.config.topology.key_ranks().into_iter().all(has), "group {group} to {end} of {to}");
             }
         }
     }
@@ -306,7 +306,8 @@ impl Engine {
                 let group = usize::from(plan.group.expect("a group").0);
                 assert!(request.table[group].contains(&plan.block_id), "{id}: a block of nobody");
                 let (group, hash) = plan.key.object().expect("a block's key");
-                let keys = self.bench.config.topology.ranks().into_iter().map(|rank| LocalKey { hash, group, rank });
+                let keys =
+                    self.bench.config.topology.key_ranks().into_iter().map(|rank| LocalKey { hash, group, rank });
                 let keys: Vec<LocalKey> = keys.collect();
                 assert!(keys.iter().all(|key| self.seen[at].contains(key)), "{id}: loads what no lookup found");
                 self.loaded.insert(plan.block_id);

@@ -256,7 +256,7 @@ fn matched(scheduler: &mut Scripted, step: &Value) -> Value {
 }
 
 fn ranks(config: &Value) -> Value {
-    let ranks = read::config(config).topology.ranks();
+    let ranks = read::config(config).topology.key_ranks();
     ranks.iter().map(|rank| json!([rank.tp, rank.pcp, rank.dcp, rank.pp])).collect()
 }
 

@@ -1,6 +1,8 @@
 //! Field cases of keys, ranks and groups.
 
-use umbp_connector_core::key::GroupId;
+use std::collections::BTreeSet;
+
+use umbp_connector_core::key::{BlockHash, GroupId, LocalKey};
 use umbp_connector_core::scheduler::{Config, ConfigError, Geometry, Group, GroupKind, Scheduler, Step};
 use umbp_connector_core::topology::RankTopology;
 
@@ -25,6 +27,26 @@ fn c5_a_block_counts_only_if_every_rank_has_it() {
         assert_eq!(bench.matched("a", 0), Some(if missing < 4 { 0 } else { 8 }), "without key {missing}");
         assert_eq!(bench.store().asked[0].0.len(), 8);
     }
+}
+
+/// C5, I5: ranks that hold equal bytes are asked for once, by the keys that their workers write.
+#[test]
+fn ranks_with_equal_bytes_are_asked_for_once() {
+    let topology = RankTopology::new(4, 1, 1, 1).expect("four ranks").with_replicas(2);
+    let base = Config { topology, num_workers: 4, ..config(vec![full(BLOCK)]) };
+    let mut bench = Bench::new(base);
+    let whole = hashes(&prompt(), BLOCK);
+    let written = |hash: &BlockHash| {
+        let ranks = (0..4).map(|index| topology.key_rank(index).expect("a worker"));
+        ranks.map(|rank| LocalKey { hash: *hash, group: GroupId(0), rank }).collect::<BTreeSet<_>>()
+    };
+    let written: BTreeSet<LocalKey> = whole.iter().flat_map(written).collect();
+    bench.store().keys.extend(&written);
+    bench.request("a", &prompt());
+    assert!(bench.matched("a", 0).is_some_and(|tokens| tokens > 0), "what workers write is found");
+    let asked: Vec<LocalKey> = bench.store().asked[0].0.clone();
+    assert!(asked.iter().all(|key| written.contains(key)), "{asked:?}");
+    assert!(asked.chunks(2).all(|pair| pair[0].hash == pair[1].hash), "two ranks of a block: {asked:?}");
 }
 
 /// H1, H2, H4: a key holds the whole hash that the engine computed; what differs in adapter, image or salt differs there.

@@ -48,11 +48,11 @@ fn groups() -> impl Strategy<Value = Vec<Group>> {
 }
 
 fn configs() -> impl Strategy<Value = Config> {
-    let topology = prop::sample::select(vec![(1, 1, 1), (2, 1, 1), (2, 1, 2), (1, 2, 1)]);
+    let topology = prop::sample::select(vec![(1, 1, 1, 1), (2, 1, 1, 1), (2, 1, 2, 1), (1, 2, 1, 1), (4, 1, 1, 2)]);
     let retention = prop::sample::select(vec![None, None, Some(0), Some(8), Some(24)]);
     (groups(), topology, retention, prop::array::uniform6(any::<bool>())).prop_map(
-        |(groups, (tp, pp, dcp), retention_interval, on)| {
-            let topology = RankTopology::new(tp, pp, 1, dcp).expect("sizes that fit");
+        |(groups, (tp, pp, dcp, replicas), retention_interval, on)| {
+            let topology = RankTopology::new(tp, pp, 1, dcp).expect("sizes that fit").with_replicas(replicas);
             let [load_async, lookup_async, save_decode_cache, enable_partial_hash_hits, events, eagle] = on;
             let options = Options {
                 load_async,

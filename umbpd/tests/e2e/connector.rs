@@ -8,6 +8,7 @@ use umbp_client::runtime::{Hold, WorkerRuntime};
 use umbp_connector_core::key::{GroupId, LocalKey, Rank};
 use umbp_connector_core::metadata::{ConnectorMetadata, StoreEventId, StoreEventResult};
 use umbp_connector_core::plan::{BlockBatch, BlockId, BlockTransferPlan, ObjectKey, RequestId, RequestPlans};
+use umbp_connector_core::topology::RankTopology;
 use umbp_connector_core::worker::{BlockIdentityCodec, Worker, WorkerOptions};
 
 use crate::away::in_time;
@@ -29,10 +30,7 @@ struct Side {
 
 impl Side {
     fn new(socket: &Path, rank: Rank) -> Self {
-        Self::with(socket, BlockIdentityCodec::new(rank))
-    }
-
-    fn with(socket: &Path, codec: BlockIdentityCodec) -> Self {
+        let codec = BlockIdentityCodec::new(rank);
         let worker::Worker { runtime, memory } = worker::Worker::new(socket);
         let options = WorkerOptions { codec: Some(codec), report_failed_requests: false, enable_kv_cache_events: true };
         Self { core: Worker::new(runtime, options), memory, events: 0 }
@@ -169,11 +167,10 @@ fn i5_ranks_with_equal_bytes_store_a_block_once() {
     let place = Place::new("16MiB", "");
     let daemon = place.serve();
     let one = Rank::default();
-    let shared = |tp| {
-        let codec = BlockIdentityCodec::new(Rank { tp, ..one });
-        codec.with_group(GroupId(0), one).with_group(GroupId(1), one)
-    };
-    let mut sides: Vec<Side> = (0..8).map(|tp| Side::with(&daemon.socket, shared(tp))).collect();
+    let ranks = RankTopology::new(8, 1, 1, 1).expect("sizes").with_replicas(8);
+    assert_eq!(ranks.key_ranks(), [one], "the scheduler asks for one");
+    let shared = |index| ranks.key_rank(index).expect("a worker");
+    let mut sides: Vec<Side> = (0..8).map(|index| Side::new(&daemon.socket, shared(index))).collect();
     let stored = chain(0..32);
     std::thread::scope(|scope| {
         for side in &mut sides {
