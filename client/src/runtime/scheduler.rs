@@ -15,7 +15,7 @@ use crate::client::Client;
 use crate::lookup::Lookup;
 use crate::options::Error;
 
-/// Lookups under way; one beyond it is unanswered at once.
+/// Lookups under way, or answered and not taken; one beyond it is not asked, not kept, and unanswered at once.
 pub const LOOKUPS_MAX: usize = 4096;
 
 /// There is no answer: the daemon is away, or did not answer in time. To be taken as a miss of every key.
@@ -27,7 +27,7 @@ pub struct Unanswered;
 struct UnderWay {
     keys: Vec<LocalKey>,
     hold: Hold,
-    lookup: Option<Lookup>,
+    lookup: Lookup,
 }
 
 /// A scheduler's runtime. Dropping it ends its session.
@@ -83,30 +83,29 @@ impl SchedulerRuntime {
 
     /// Asks, and returns at once; the answer is taken by [`Self::take`].
     pub fn submit(&mut self, keys: &[LocalKey], hold: Hold) -> LookupId {
-        let room = self.open.len() < LOOKUPS_MAX;
-        let lookup = room.then(|| self.client.begin_lookup(keys, self.hold_ms(hold)));
         self.last += 1;
-        self.open.insert(self.last, UnderWay { keys: keys.to_vec(), hold, lookup });
+        if self.open.len() < LOOKUPS_MAX {
+            let lookup = self.client.begin_lookup(keys, self.hold_ms(hold));
+            self.open.insert(self.last, UnderWay { keys: keys.to_vec(), hold, lookup });
+        } else {
+            tracing::warn!(
+                "{LOOKUPS_MAX} lookups are under way: one more is a miss; take their answers or cancel them"
+            );
+        }
         LookupId(self.last)
     }
 
-    /// The answer, once; none while the lookup is under way. An unknown lookup is unanswered.
+    /// The answer, once; none while the lookup is under way. One that is not kept is unanswered.
     pub fn take(&mut self, id: LookupId) -> Option<Result<Vec<bool>, Unanswered>> {
-        let under_way = self.open.get(&id.0).and_then(|open| open.lookup.as_ref());
-        let answer = match under_way {
-            Some(lookup) => lookup.poll()?,
-            None => {
-                self.open.remove(&id.0);
-                return Some(Err(Unanswered));
-            }
-        };
+        let Some(under_way) = self.open.get(&id.0) else { return Some(Err(Unanswered)) };
+        let answer = under_way.lookup.poll()?;
         let UnderWay { keys, hold, .. } = self.open.remove(&id.0)?;
         Some(self.answer(&keys, hold, answer))
     }
 
     /// Gives a lookup up, and what it holds or is going to hold, as far as nobody else wants it.
     pub fn cancel(&mut self, id: LookupId) {
-        if let Some(UnderWay { keys, hold: Hold::Hits, lookup: Some(_) }) = self.open.remove(&id.0) {
+        if let Some(UnderWay { keys, hold: Hold::Hits, .. }) = self.open.remove(&id.0) {
             // The daemon takes requests of a session in their order: the hold is there when this comes.
             self.client.give_up_holds(&self.holds.unwanted(&keys, Instant::now()));
         }
@@ -178,5 +177,33 @@ impl Lookups for SchedulerRuntime {
 
     fn clear(&mut self) -> bool {
         Self::clear(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use umbp_connector_core::key::{BlockHash, GroupId, Rank};
+    use umbp_connector_core::namespace::NamespaceDescriptor;
+
+    use super::*;
+
+    #[test]
+    fn a_lookup_beyond_the_bound_is_not_kept_and_is_a_miss_at_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = RuntimeOptions::new(folder.path().join("nobody.sock"), NamespaceDescriptor::default());
+        let mut runtime = SchedulerRuntime::start(&options).expect("it starts without a daemon");
+        let hash = BlockHash::new(&[1]).expect("a hash");
+        let keys = [LocalKey { hash, group: GroupId(0), rank: Rank::default() }];
+        let first = runtime.submit(&keys, Hold::Hits);
+        for _ in 1..LOOKUPS_MAX + 10 {
+            runtime.submit(&keys, Hold::Hits);
+        }
+        let beyond = runtime.submit(&keys, Hold::Hits);
+        assert_eq!(runtime.open.len(), LOOKUPS_MAX);
+        assert_eq!(runtime.take(beyond), Some(Err(Unanswered)));
+        runtime.cancel(beyond);
+        runtime.cancel(first);
+        let next = runtime.submit(&keys, Hold::Hits);
+        assert!(runtime.open.contains_key(&next.0), "one that is given up makes room");
     }
 }
