@@ -291,6 +291,10 @@ class Scheduler:
     def update(self, events: Sequence[tuple[int, int, Sequence[tuple[int, bytes]]]], now: float) -> None:
         """Workers ended store events: (event, workers, what failed)."""
 
+    def loads_failed(self, requests: Sequence[str], blocks: Sequence[int]) -> None:
+        """Loads of these requests, or into these blocks, have failed: nothing is offered to them until they are
+        preempted."""
+
     def forget_published(self, removed: Sequence[tuple[int, bytes]]) -> None: ...
     def take_events(
         self, now: float

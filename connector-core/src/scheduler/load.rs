@@ -67,4 +67,24 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
         }
         Ok(())
     }
+
+    /// Loads have failed, as the engine is told: of whole requests, or in blocks, which may be several requests'.
+    ///
+    /// An engine that lost all of an asynchronous load asks for a match again. A store that finds a block and never
+    /// loads it would be asked, and tried, for ever: such a request computes, until it is preempted.
+    pub fn loads_failed(&mut self, requests: &[RequestId], blocks: &HashSet<BlockId>) {
+        for id in requests {
+            if let Some(request) = self.requests.get_mut(id) {
+                request.load_failed = true;
+            }
+        }
+        if blocks.is_empty() {
+            return;
+        }
+        // A table may be an old one, unless the request has been restored into it.
+        for request in self.requests.values_mut().filter(|request| request.restored > 0) {
+            let mut table = request.table.iter().flatten().flatten();
+            request.load_failed |= table.any(|block| blocks.contains(block));
+        }
+    }
 }

@@ -40,7 +40,7 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
         let can = self.bound && self.config.options.enable_lookup && aligned;
         let Some(request) = self.requests.get_mut(id) else { return NOTHING };
         request.matched = None;
-        if !can || request.num_tokens < least {
+        if !can || request.num_tokens < least || request.load_failed {
             self.drop_lookup(id);
             self.drop_match(id);
             return NOTHING;

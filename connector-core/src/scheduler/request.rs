@@ -56,6 +56,8 @@ pub(super) struct Request {
     pub(super) load: Option<Unsent>,
     /// Keys that a lookup may hold for this request.
     pub(super) held: Vec<LocalKey>,
+    /// A load of its has failed since it began, or was preempted last.
+    pub(super) load_failed: bool,
     pub(super) finished: bool,
 }
 

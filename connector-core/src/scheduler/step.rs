@@ -127,6 +127,7 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
         for id in &step.preempted {
             if let Some(request) = self.requests.get_mut(id) {
                 (request.saved, request.restored, request.owed) = (0, 0, false);
+                request.load_failed = false;
             }
         }
         let scheduled = self.take_tables(&step);

@@ -1,6 +1,7 @@
 //! Field cases, and what else the golden traces do not reach.
 
 use umbp_connector_core::metadata::StoreEventId;
+use umbp_connector_core::plan::{BlockId, RequestId};
 use umbp_connector_core::scheduler::{Config, KvEvent, Options, Step};
 
 use crate::bench::{
@@ -199,6 +200,28 @@ fn b4_b7_pins_go_with_the_last_workers_report_and_late_ones_are_harmless() {
         bench.report(event, 1, &failed, 0.0);
         assert_eq!(bench.pins(), 0);
         assert!(bench.scheduler.reset_store());
+    }
+}
+
+/// A1, I4: a store that finds blocks and never loads them is not asked for them again by the request whose load failed,
+/// however it was reported; other requests are, and so is it once it is preempted.
+#[test]
+fn a1_i4_a_load_that_fails_is_not_tried_for_ever() {
+    let reports: [(&str, &[&str], &[i64]); 3] =
+        [("by block", &[], &[11]), ("by request", &["b"], &[]), ("of no known request or block", &["x"], &[99])];
+    for (report, requests, blocks) in reports {
+        let mut bench = loading();
+        let requests: Vec<RequestId> = requests.iter().map(|name| RequestId::from(*name)).collect();
+        bench.scheduler.loads_failed(&requests, &blocks.iter().map(|block| BlockId(*block)).collect());
+        let expected = if blocks == [99] { Some(16) } else { Some(0) };
+        assert_eq!(bench.matched("b", 0), expected, "{report}");
+        bench.request("c", &prompt());
+        assert_eq!(bench.matched("c", 0), Some(16), "{report}: another request");
+        bench.admit("c", &TABLE, 0);
+        bench.admit("b", &OTHER, 0);
+        assert!(bench.store().held.len() <= 4, "{report}: holds of what is loaded, at most");
+        bench.step(Step { preempted: vec!["b".into()], ..Step::default() });
+        assert_eq!(bench.matched("b", 0), Some(16), "{report}: preempted");
     }
 }
 
