@@ -15,6 +15,7 @@ mod jobs;
 mod keys;
 mod layout;
 mod memory;
+mod process;
 mod scheduler;
 mod staged;
 mod step;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -17,6 +16,7 @@ use umbp_connector_core::scheduler::{
     Resumed, Role, Scheduler as Machine, Step,
 };
 
+use crate::process::OfProcess;
 use crate::step::StepPlan;
 use crate::worker::{Place, runtime_options};
 
@@ -99,7 +99,7 @@ type StoredRow = (u16, Vec<u8>, Option<Vec<u8>>, Vec<u32>, u64);
 /// Plans what a step's workers load and store. It looks nothing up and stores nothing until it is bound to a namespace.
 #[pyclass(frozen, module = "umbp._umbp")]
 pub(crate) struct Scheduler {
-    machine: Mutex<Option<Machine<Asked, Pins>>>,
+    machine: OfProcess<Machine<Asked, Pins>>,
     load_async: bool,
 }
 
@@ -142,7 +142,7 @@ impl Scheduler {
             .map_err(|error| PyValueError::new_err(error.to_string()))?;
         machine.set_unreported_steps(unreported_steps);
         let load_async = machine.geometry().load_async;
-        Ok(Self { machine: Mutex::new(Some(machine)), load_async })
+        Ok(Self { machine: OfProcess::new(machine), load_async })
     }
 
     /// Loads run beside the engine's steps.
@@ -284,6 +284,13 @@ impl Scheduler {
         Ok(())
     }
 
+    /// Loads have failed: of whole requests, or in blocks. Such requests are offered nothing until they are preempted.
+    fn loads_failed(&self, py: Python<'_>, requests: Vec<String>, blocks: Vec<i64>) {
+        let requests: Vec<RequestId> = requests.iter().map(|name| RequestId::from(name.as_str())).collect();
+        let blocks = blocks.into_iter().map(BlockId).collect();
+        self.with(py, |machine| machine.loads_failed(&requests, &blocks));
+    }
+
     /// Workers saw these leave the store.
     fn forget_published(&self, py: Python<'_>, removed: Vec<ObjectRow>) -> PyResult<()> {
         let removed = removed.into_iter().map(object).collect::<PyResult<Vec<_>>>()?;
@@ -329,14 +336,14 @@ impl Scheduler {
 
     /// Ends the session.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.machine.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        py.detach(|| drop(self.machine.take()));
     }
 }
 
 impl Scheduler {
-    /// Without the interpreter, as the call may wait; none once it is closed.
+    /// Without the interpreter, as the call may wait; none once it is closed, and in a forked child.
     fn with<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&mut Machine<Asked, Pins>) -> T + Send) -> Option<T> {
-        py.detach(|| self.machine.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(call))
+        py.detach(|| self.machine.with(call))
     }
 }
 

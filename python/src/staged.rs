@@ -2,6 +2,7 @@
 //! through host buffers.
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use umbp_connector_core::job::KeyResult;
@@ -20,9 +21,17 @@ pub(crate) struct Staged {
     /// Name of the namespace in the client's text keys.
     namespace: String,
     timeout_ms: u64,
-    /// Number of blocks; none = it could not begin.
-    jobs: HashMap<u64, (usize, Option<u64>)>,
+    jobs: HashMap<u64, Job>,
     last: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Job {
+    blocks: usize,
+    /// Its number there; none = it could not begin.
+    theirs: Option<u64>,
+    /// Who waits for it waits no longer than until then, so that all waits of an engine's step together take no longer.
+    wait_until: Instant,
 }
 
 impl Staged {
@@ -31,6 +40,7 @@ impl Staged {
     }
 
     fn begin(&mut self, plans: &[BlockTransferPlan], is_load: bool) -> JobId {
+        let wait_until = Instant::now() + Duration::from_millis(self.timeout_ms);
         let text = |key: &ObjectKey| key.to_text(&self.namespace);
         let keys: Vec<String> = plans.iter().map(|plan| text(&plan.key)).collect();
         let ids: Vec<i64> = plans.iter().map(|plan| plan.block_id.0).collect();
@@ -56,12 +66,12 @@ impl Staged {
             job.extract()
         });
         self.last += 1;
-        self.jobs.insert(self.last, (plans.len(), reported(begun)));
+        self.jobs.insert(self.last, Job { blocks: plans.len(), theirs: reported(begun), wait_until });
         JobId(self.last)
     }
 
     fn take(&mut self, job: JobId, timeout_ms: u64) -> Option<TransferJobState> {
-        let (blocks, theirs) = *self.jobs.get(&job.0)?;
+        let Job { blocks, theirs, .. } = *self.jobs.get(&job.0)?;
         let ended = match theirs {
             None => Some(failed(blocks)),
             Some(theirs) => Python::attach(|py| match self.ask(py, theirs, timeout_ms) {
@@ -113,11 +123,16 @@ impl Runtime for Staged {
     }
 
     fn wait(&mut self, job: JobId) -> TransferJobState {
-        self.take(job, self.timeout_ms).unwrap_or_else(|| self.cancel(job))
+        let left = self
+            .jobs
+            .get(&job.0)
+            .map_or(Duration::ZERO, |job| job.wait_until.saturating_duration_since(Instant::now()));
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        self.take(job, left_ms).unwrap_or_else(|| self.cancel(job))
     }
 
     fn cancel(&mut self, job: JobId) -> TransferJobState {
-        if let Some((_, Some(theirs))) = self.jobs.get(&job.0) {
+        if let Some(Job { theirs: Some(theirs), .. }) = self.jobs.get(&job.0) {
             let cancelled = Python::attach(|py| self.staging.call_method1(py, "cancel", (*theirs,)).map(drop));
             reported(cancelled);
         }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
@@ -17,6 +16,7 @@ use umbp_connector_core::worker::{BlockIdentityCodec, OperationStats, Worker as 
 
 use crate::client::Client;
 use crate::layout::Layout;
+use crate::process::OfProcess;
 use crate::staged::Staged;
 use crate::step::StepPlan;
 
@@ -80,10 +80,11 @@ impl Runtime for Mover {
     }
 }
 
-/// Turns the scheduler's steps into jobs and settles them. Closed, it does nothing and reports nothing.
+/// Turns the scheduler's steps into jobs and settles them. Closed, or in a forked child, it does nothing and reports
+/// nothing.
 #[pyclass(frozen, module = "umbp._umbp")]
 pub(crate) struct Worker {
-    machine: Mutex<Option<Machine<Mover>>>,
+    machine: OfProcess<Machine<Mover>>,
 }
 
 /// Parallel sizes, this worker's index, and how many tensor-parallel ranks in a row hold equal bytes.
@@ -259,8 +260,7 @@ impl Worker {
     /// Ends everything; when it returns, no thread touches the engine's memory.
     fn close(&self, py: Python<'_>) {
         py.detach(|| {
-            let machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(mut machine) = machine {
+            if let Some(mut machine) = self.machine.take() {
                 machine.close();
             }
         });
@@ -273,15 +273,12 @@ impl Worker {
         if let Some(layout) = layout {
             machine.register_kv_caches(layout.inner.clone());
         }
-        Self { machine: Mutex::new(Some(machine)) }
+        Self { machine: OfProcess::new(machine) }
     }
 
     /// Without the interpreter, which the call may wait in, and which another thread may need to let go of the lock.
     fn with<T: Default + Send>(&self, py: Python<'_>, call: impl FnOnce(&mut Machine<Mover>) -> T + Send) -> T {
-        py.detach(|| {
-            let mut machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
-            machine.as_mut().map(call).unwrap_or_default()
-        })
+        py.detach(|| self.machine.with(call).unwrap_or_default())
     }
 }
 

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from umbp import Scheduler
@@ -21,6 +22,28 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger("vllm.umbp")
+
+
+@dataclass
+class Told:
+    """What the state machine knows of a request."""
+
+    request: "Request"
+    prompt_tokens: int
+    tokens: int = 0
+    hashes: int = 0
+    last_hash: bytes | None = None
+
+    def goes_on(self, request: "Request") -> bool:
+        """It has grown since, at most. A session that takes further input has another prompt, and may have dropped
+        tokens, with their hashes, that were never computed."""
+        hashes = request.block_hashes
+        return (
+            request is self.request
+            and request.num_prompt_tokens == self.prompt_tokens
+            and request.num_tokens >= self.tokens
+            and (self.hashes == 0 or (len(hashes) >= self.hashes and bytes(hashes[self.hashes - 1]) == self.last_hash))
+        )
 
 
 class SchedulerSide:
@@ -42,8 +65,7 @@ class SchedulerSide:
         self._manager: Any = None
         self._events: list[KVCacheEvent] = []
         self._requests: dict[str, Request] = {}
-        self._told: dict[str, tuple[Request | None, int, int]] = {}
-        """Per request its object, and how many of its hashes and tokens are told."""
+        self._told: dict[str, Told] = {}
         self._core = Scheduler(
             [
                 (group.kind if enabled else "scratch", group.block_size, group.sliding_window, group.mode, group.eagle)
@@ -150,6 +172,8 @@ class SchedulerSide:
             self._events += [removed(*block) for block in sorted(report.removed)]
         completed = [(event, workers, sorted(failed)) for event, (workers, failed) in report.store_events.items()]
         self._core.update(completed, time.monotonic())
+        if output.failed_recving or output.invalid_block_ids:
+            self._core.loads_failed(sorted(output.failed_recving), sorted(output.invalid_block_ids))
         self._move_pins()
 
     def take_events(self) -> "list[KVCacheEvent]":
@@ -188,19 +212,22 @@ class SchedulerSide:
 
     def _tell(self, request: "Request") -> None:
         """Hashes, and tokens where events want them, that are new since the last time."""
-        known, hashes, tokens = self._told.get(request.request_id, (None, 0, 0))
-        if known is not request:
-            hashes = tokens = 0
-        new_hashes = [bytes(block_hash) for block_hash in request.block_hashes[hashes:]]
+        told = self._told.get(request.request_id)
+        if told is None or not told.goes_on(request):
+            told = Told(request, request.num_prompt_tokens)
+        new_hashes = [bytes(block_hash) for block_hash in request.block_hashes[told.hashes :]]
         self._core.tell(
             request.request_id,
-            known is not request,
+            told.tokens == 0,
             request.num_prompt_tokens,
-            request.num_tokens - tokens,
-            list(request.all_token_ids[tokens : request.num_tokens]) if self._with_events else [],
+            request.num_tokens - told.tokens,
+            list(request.all_token_ids[told.tokens : request.num_tokens]) if self._with_events else [],
             new_hashes,
         )
-        self._told[request.request_id] = (request, hashes + len(new_hashes), request.num_tokens)
+        told.hashes += len(new_hashes)
+        told.last_hash = new_hashes[-1] if new_hashes else told.last_hash
+        told.tokens = request.num_tokens
+        self._told[request.request_id] = told
 
     def _forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
