@@ -1,8 +1,12 @@
 """The worker's side of the connector, with tensors of the CPU and no engine: copied by the client, and staged."""
 
+import os
 import pickle
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +38,11 @@ class Place:
 
 def block_hash(number: int) -> bytes:
     return number.to_bytes(32, "big")
+
+
+def key(number: int) -> str:
+    """In text, of rank 0."""
+    return f"umbp:vllm:v1:staged:tp0:pcp0:dcp0:pp0:g0:{block_hash(number).hex()}"
 
 
 class Engine:
@@ -122,6 +131,76 @@ def test_an_asynchronous_load_is_reported_when_it_has_ended(engine: Engine) -> N
     assert gather(engine.worker.take_finished) == ["request"]
     assert engine.block(5) == engine.block(1)
     assert engine.worker.take_finished() == []
+
+
+def test_a_forked_child_leaves_the_parents_worker_alone(daemon: Daemon) -> None:
+    """F11: also while another thread of the parent waits in it."""
+    engine = Engine(daemon, staged=False)
+    engine.store(1, [1], [1])
+    daemon.hang()
+    waiting = threading.Thread(target=lambda: engine.load([1], [2]))
+    try:
+        waiting.start()
+        state = Path(f"/proc/self/task/{waiting.native_id}/stat")
+        wait_for(lambda: state.read_text().rsplit(")", 1)[1].split()[0] == "S", "the wait, with the worker's lock held")
+        child = os.fork()
+        if child == 0:
+            engine.worker.take_finished()
+            engine.close()
+            os._exit(0)
+        ended: list[int] = []
+
+        def has_ended() -> bool:
+            ended.append(os.waitpid(child, os.WNOHANG)[0])
+            return ended[-1] == child
+
+        try:
+            wait_for(has_ended, "the child's end")
+        finally:
+            if child not in ended:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+    finally:
+        daemon.hang(False)
+        waiting.join()
+    engine.close()
+
+
+@pytest.mark.parametrize("stage", ["_scatter", "_gather"])
+def test_a_copy_that_a_device_refuses_fails_its_own_blocks_alone(
+    stage: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A5: it is not made up for later, when the blocks are another's; and whoever comes next is served."""
+    monkeypatch.setattr(staging, "BUFFER_BYTES", 3 * 2 * STRIDE)
+    engine = Engine(daemon, staged=True)
+    wait_for(lambda: engine.client.clear()[1] == 0, "the end of all uses")
+    engine.store(1, [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    original, calls = getattr(Staging, stage), 0
+
+    def second_fails(*arguments: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("out of memory")
+        original(*arguments)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Staging, stage, second_fails)
+        if stage == "_scatter":
+            before = engine.block(0), engine.block(10)
+            engine.load([1, 2, 3, 4, 5, 6, 7, 8, 9], [11, 12, 13, 14, 15, 1, 2, 3, 9])
+            assert sorted(engine.worker.take_load_errors()) == [1, 14, 15]
+            assert (engine.block(0), engine.block(10)) == before
+        else:
+            ended = engine.store(2, [21, 22, 23, 24, 25, 26], [1, 2, 3, 4, 5, 6])
+            assert [(0, block_hash(24)) in failed for _, _, failed in ended] == [True]
+            assert engine.client.lookup([key(number) for number in (21, 24, 25, 26)]) == [True, False, False, False]
+    kept = engine.block(14)
+    engine.load([9], [10])
+    assert engine.worker.take_load_errors() == []
+    assert engine.block(10) == engine.block(9)
+    assert engine.block(14) == kept, "a failed load is not made up for"
+    engine.close()
 
 
 def test_exactly_the_failed_blocks_are_reported_once(engine: Engine) -> None:

@@ -7,6 +7,7 @@ where they are asked (a buffer's worth at a time); nothing here has a thread of 
 waited for.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from typing import Protocol
 import torch
 
 from umbp import Client, JobResult, Layout
+
+logger = logging.getLogger("vllm.umbp")
 
 BUFFERS = 2
 """One is copied while the other is stored or loaded."""
@@ -156,22 +159,38 @@ class Staging:
     def _advance(self, rest_ms: int) -> None:
         """Ends what has ended and begins what there is a buffer for."""
         for wave in list(self._active):
-            assert wave.running is not None
-            ended = self._client.wait(wave.running, rest_ms)
+            ended = self._end(wave, rest_ms)
             rest_ms = 0
-            if ended is None:
-                continue
-            if wave.job.is_load:
-                self._scatter(wave, [word == "done" for word in ended.results])
-            self._active.remove(wave)
-            assert wave.buffer is not None
-            self._free.append(wave.buffer)
-            self._settle(wave, ended)
+            if ended is not None:
+                self._active.remove(wave)
+                self._give_back(wave, ended)
         while self._queue and self._free:
             wave = self._queue.popleft()
             wave.buffer = self._free.pop()
+            try:
+                self._submit(wave)
+            except Exception as error:
+                self._give_back(wave, _failed(wave, error))
+                continue
             self._active.append(wave)
-            self._submit(wave)
+
+    def _end(self, wave: _Wave, rest_ms: int) -> "Result | JobResult | None":
+        """Whatever a device refuses (memory, say) fails this wave, and no other: one that stayed behind would be copied
+        later, into blocks that are another's by then."""
+        assert wave.running is not None
+        try:
+            ended = self._client.wait(wave.running, rest_ms)
+            if ended is not None and wave.job.is_load:
+                self._scatter(wave, [word == "done" for word in ended.results])
+        except Exception as error:
+            # The client's job has ended, or its client is closed: nobody touches the buffer.
+            return _failed(wave, error)
+        return ended
+
+    def _give_back(self, wave: _Wave, ended: "Result | JobResult") -> None:
+        assert wave.buffer is not None
+        self._free.append(wave.buffer)
+        self._settle(wave, ended)
 
     def _submit(self, wave: _Wave) -> None:
         job = wave.job
@@ -222,6 +241,11 @@ class Staging:
             result.results[place], result.bytes[place] = word, size
         result.error = result.error or ended.error
         wave.job.waves.remove(wave)
+
+
+def _failed(wave: _Wave, error: Exception) -> Result:
+    logger.warning("a copy between the device and the host has failed, %d blocks: %s", len(wave.places), error)
+    return Result(["invalid"] * len(wave.places), [0] * len(wave.places), str(error))
 
 
 def _rows(layout: Layout, tensors: Mapping[str, torch.Tensor], group: int) -> list[torch.Tensor]:
