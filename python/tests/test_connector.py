@@ -144,3 +144,61 @@ def test_what_would_not_work_is_refused_at_start(
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     with pytest.raises((ValueError, RuntimeError), match=message):
         UmbpConnector(config, KVConnectorRole[role], None)  # type: ignore[arg-type]
+
+
+class FakeRequest:
+    """As much of vLLM's request as is told to the scheduler's machine."""
+
+    request_id = "session"
+
+    def __init__(self, prompt: int, tokens: int, hashes: list[bytes]) -> None:
+        self.num_prompt_tokens, self.num_tokens, self.block_hashes = prompt, tokens, hashes
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        (FakeRequest(40, 70, [b"1", b"2"]), True),
+        (FakeRequest(40, 96, [b"1", b"2", b"3"]), True),
+        (FakeRequest(40, 69, [b"1", b"2"]), False),
+        (FakeRequest(70, 96, [b"1", b"2", b"3"]), False),
+        (FakeRequest(40, 96, [b"1", b"other", b"3"]), False),
+        (FakeRequest(40, 96, [b"1"]), False),
+    ],
+    ids=["as it was", "grown", "tokens dropped", "another prompt", "another hash", "hashes dropped"],
+)
+def test_a_request_that_has_not_merely_grown_is_told_anew(later: FakeRequest, expected: bool) -> None:
+    """A session that takes further input drops tokens that it never computed, and the hashes that end in them. Under
+    such a hash other bytes would be stored."""
+    from umbp.vllm.scheduler import Told
+
+    told = Told(later, 40, tokens=70, hashes=2, last_hash=b"2")  # type: ignore[arg-type]
+    assert told.goes_on(later) is expected  # type: ignore[arg-type]
+    told.request = FakeRequest(40, 70, [b"1", b"2"])  # type: ignore[assignment]
+    assert not told.goes_on(later), "the name is another request's now"  # type: ignore[arg-type]
+
+
+class FakeModel:
+    """As much of vLLM's model configuration as decides numbers."""
+
+    def __init__(self, max_model_len: int = 512, **config: Any) -> None:
+        self.max_model_len = max_model_len
+        self.hf_config = SimpleNamespace(to_dict=lambda: {"hidden_size": 128} | config)
+
+
+def test_what_the_engine_computes_with_the_weights_is_in_the_descriptor() -> None:
+    """H6: rotary embeddings are in no shape and no dtype, and decide the bytes of keys."""
+    from umbp.vllm.identity import model_numbers
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    plain = model_numbers(FakeModel(rope_parameters=rope))  # type: ignore[arg-type]
+    same = FakeModel(1024, rope_parameters=dict(rope), transformers_version="5", _name_or_path="/elsewhere")
+    assert model_numbers(same) == plain  # type: ignore[arg-type]
+    other = FakeModel(rope_parameters=rope | {"rope_theta": 50.0})
+    assert model_numbers(other) != plain  # type: ignore[arg-type]
+    # Its factors depend on the length that the engine was started with.
+    short, long = (FakeModel(length, rope_parameters={"rope_type": "longrope"}) for length in (512, 1024))
+    assert model_numbers(short) != model_numbers(long)  # type: ignore[arg-type]
+    # What is no JSON has no text of its own process.
+    odd, again = FakeModel(odd=object()), FakeModel(odd=object())
+    assert model_numbers(odd) == model_numbers(again)  # type: ignore[arg-type]

@@ -1,5 +1,7 @@
 """What decides what a block's bytes mean, read from vLLM's objects."""
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from umbp import engine_descriptor
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
 SEED = "PYTHONHASHSEED"
@@ -77,9 +79,27 @@ def descriptor(
             "engine": "vllm",
             "model_dtype": str(model.dtype),
             "quantization": str(model.quantization),
+            **model_numbers(model),
             "kv_tp_replicas": str(getattr(kv_cache_config, "kv_tp_replicas", 1)),
         },
     )
+
+
+VOLATILE = frozenset({"_name_or_path", "transformers_version"})
+"""Of a model's configuration, what says nothing of its numbers."""
+
+
+def model_numbers(model: "ModelConfig") -> dict[str, str]:
+    """What the engine computes with the weights: the model's configuration with all overrides (rotary embeddings, for
+    one, decide the bytes of keys and are in no shape)."""
+    given = {name: value for name, value in model.hf_config.to_dict().items() if name not in VOLATILE}
+    # What is no JSON stands by its kind alone: its text may differ in each process.
+    text = json.dumps(given, sort_keys=True, default=lambda value: type(value).__name__)
+    numbers = {"model_config_sha256": hashlib.sha256(text.encode()).hexdigest()}
+    if '"longrope"' in text or '"su"' in text:
+        # The engine chooses between two sets of factors by the length it was started with.
+        numbers["max_model_len"] = str(model.max_model_len)
+    return numbers
 
 
 Group = tuple[str, int, list[tuple[str, dict[str, str]]]]
