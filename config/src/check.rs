@@ -63,6 +63,20 @@ impl Config {
         errors.sort_by_key(|error| error.place.span.as_ref().map_or(usize::MAX, |span| span.start));
         Err(ConfigErrors { errors })
     }
+
+    /// The same deployment for a daemon inside an engine's process, where what nobody set has other defaults: a socket
+    /// of its own, no admin page. `file` is the one that the deployment was read from.
+    #[must_use]
+    pub fn embedded(mut self, file: Option<&Path>) -> Self {
+        let unset = |place: &Place| matches!(place.origin, Origin::Default | Origin::EmbeddedDefault);
+        if unset(&self.daemon.socket.place) {
+            self.daemon.socket.value = defaults::embedded_socket(&self.daemon.socket.value, file);
+        }
+        if unset(&self.daemon.admin.place) {
+            self.daemon.admin.value = defaults::EMBEDDED_ADMIN;
+        }
+        self
+    }
 }
 
 fn source_text(source: &Source) -> Result<Arc<SourceText>, ConfigErrors> {

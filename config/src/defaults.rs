@@ -1,5 +1,7 @@
 //! Every default of ours, and the facts of the host that some of them depend on.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -85,6 +87,18 @@ pub fn default_socket(variable: &dyn Fn(&str) -> Option<String>, uid: u32) -> Pa
         Some(folder) => folder.join("umbp/umbpd.sock"),
         None => PathBuf::from(format!("/tmp/umbp-{uid}/umbpd.sock")),
     }
+}
+
+/// Where the admin page of a daemon inside an engine's process is served: nowhere, since several engines share a host.
+pub const EMBEDDED_ADMIN: Option<SocketAddr> = None;
+
+/// The socket of a daemon inside an engine's process, beside the one that standalone daemons use: one for each config
+/// file, so that all processes of an engine find the same one, and engines of one deployment share it.
+pub fn embedded_socket(shared: &Path, file: Option<&Path>) -> PathBuf {
+    let Some(file) = file else { return shared.with_file_name("embedded.sock") };
+    let mut hasher = DefaultHasher::new();
+    std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned()).hash(&mut hasher);
+    shared.with_file_name(format!("embedded-{:016x}.sock", hasher.finish()))
 }
 
 /// Where state is kept where no path is named: `$XDG_STATE_HOME/umbp`, else `~/.local/state/umbp`; without a home, a

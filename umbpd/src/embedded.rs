@@ -3,19 +3,19 @@
 //!
 //! Who is first is decided by the lock beside the socket. When the process that serves ends, the others see a daemon
 //! that is gone: misses, until a process that starts later serves on the same socket; nobody takes over in the middle
-//! of its life. What the standalone program does to its whole process is left out: no signal is watched, and the
-//! process stays dumpable, since engines read each other's memory.
+//! of its life. What the standalone program does to its whole process is left out: no signal is watched or ignored, no
+//! limit is raised, and the process stays dumpable, since engines read each other's memory. A limit that would not do
+//! is an error that names it ([`StartError::Limit`]); locked memory that is not to be had is a fallback of the backends.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
-use umbp_config::{Config, ConfigErrors, Origin, Source};
+use umbp_config::{Config, ConfigErrors, Source};
 
 use crate::daemon::{Daemon, Ended, StartError, StartOptions};
 use crate::loader::chain;
-use crate::process;
 use crate::session::listen::ListenError;
 
 /// What this process is to the socket.
@@ -47,36 +47,15 @@ struct Running {
 }
 
 /// The deployment of an embedded daemon: the file's, or the default one, checked as ever. The socket is `socket`, or
-/// the one that file or environment set, or a private one; the admin page is off unless file
-/// or environment set it, since several engines share a host.
+/// what file or environment set, or that of [`Config::embedded`].
 pub fn config(file: Option<PathBuf>, socket: Option<&Path>) -> Result<Config, ConfigErrors> {
     let named = socket.map(|path| path.to_string_lossy().into_owned());
-    let mut config = Config::load(&Source::of_process(file.clone(), named))?;
-    let unset = |origin: &Origin| matches!(origin, Origin::Default | Origin::EmbeddedDefault);
-    if unset(&config.daemon.socket.place.origin) {
-        let shared = config.daemon.socket.value.clone();
-        config.daemon.socket.value = private_socket(&shared, file.as_deref());
-    }
-    if unset(&config.daemon.admin.place.origin) {
-        config.daemon.admin.value = None;
-    }
-    Ok(config)
-}
-
-/// Beside the socket that standalone daemons use: one for each config file, so that all processes of an engine find the
-/// same one, and engines of one deployment share it.
-fn private_socket(shared: &Path, file: Option<&Path>) -> PathBuf {
-    use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-    let Some(file) = file else { return shared.with_file_name("embedded.sock") };
-    let mut hasher = DefaultHasher::new();
-    std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned()).hash(&mut hasher);
-    shared.with_file_name(format!("embedded-{:016x}.sock", hasher.finish()))
+    Ok(Config::load(&Source::of_process(file.clone(), named))?.embedded(file.as_deref()))
 }
 
 /// Serves on the config's socket, unless somebody does already. Blocks until the daemon serves, which may take as long
 /// as pre-faulting its pool; or until it is refused.
 pub fn join(config: Config, options: StartOptions) -> Result<Joined, StartError> {
-    process::prepare_embedded();
     let socket = config.daemon.socket.value.clone();
     let (say, started) = mpsc::channel();
     let (stop, stopped) = oneshot::channel();

@@ -7,6 +7,8 @@ use crate::engine::api::Time;
 
 /// Open files without which there is no start.
 const OPEN_FILES_LEAST: u64 = 64;
+/// Open files that the process must still be able to have when the daemon begins to start.
+const OPEN_FILES_LEFT_LEAST: u64 = 48;
 /// Open files that a full deployment needs: segments (4,096), sessions with a socket and a pidfd each, and some.
 const OPEN_FILES_WANTED: u64 = 16 * 1024;
 
@@ -16,23 +18,48 @@ pub fn now() -> Time {
     Time((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64))
 }
 
-/// Raises the limits on open files and locked memory, ignores SIGXFSZ (a file-size limit then answers EFBIG instead of killing the
-/// process), and keeps other processes of this user from reading the daemon's memory. Each step that fails is worth
-/// a warning, not a refusal: the daemon runs with less.
+/// Raises the limits on open files and locked memory, ignores SIGXFSZ (a file-size limit then answers EFBIG instead of
+/// killing the process), and keeps other processes of this user from reading the daemon's memory. For a process that is
+/// the daemon's own alone. Each step that fails is worth a warning, not a refusal: the daemon runs with less.
 pub fn prepare() {
-    prepare_embedded();
-    if let Err(errno) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        tracing::warn!("cannot set PR_SET_DUMPABLE to 0: {errno}");
-    }
-}
-
-/// The part of [`prepare`] that a process may have done to it that serves other ends too: limits and SIGXFSZ.
-pub fn prepare_embedded() {
     raise_limits();
     // SAFETY: installs "ignore" for one signal; no handler of ours runs.
     if unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) } == libc::SIG_ERR {
         tracing::warn!("cannot ignore SIGXFSZ: {}", std::io::Error::last_os_error());
     }
+    if let Err(errno) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!("cannot set PR_SET_DUMPABLE to 0: {errno}");
+    }
+}
+
+/// Whether a daemon can serve in this process as it is; else a sentence with the limit and the knob. A process that
+/// [`prepare`] was called in has mended what it could; a host of an embedded daemon is left as it is.
+pub fn check_limits() -> Result<(), String> {
+    let open = open_fds().unwrap_or(0) as u64;
+    if let Some(most) = getrlimit(Resource::Nofile).current
+        && most < open.saturating_add(OPEN_FILES_LEFT_LEAST)
+    {
+        return Err(format!(
+            "RLIMIT_NOFILE is {most} and {open} files are open, but a daemon in this process needs \
+             {OPEN_FILES_LEFT_LEAST} more at least: raise it (`ulimit -n`, LimitNOFILE= of the unit)"
+        ));
+    }
+    match getrlimit(Resource::Fsize).current {
+        Some(most) if sigxfsz_kills() => Err(format!(
+            "RLIMIT_FSIZE is {most} bytes, and SIGXFSZ would end this process at a tier's first file beyond: ignore the \
+             signal, or lift the limit (`ulimit -f unlimited`, LimitFSIZE= of the unit)"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Whether SIGXFSZ does what it does by default.
+fn sigxfsz_kills() -> bool {
+    // SAFETY: all zeros is a valid sigaction.
+    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: asks only, into a place of ours.
+    let asked = unsafe { libc::sigaction(libc::SIGXFSZ, std::ptr::null(), &mut now) };
+    asked != 0 || now.sa_sigaction == libc::SIG_DFL
 }
 
 /// Whether this process may open as many files as a daemon with a handful of clients needs; else a sentence with the

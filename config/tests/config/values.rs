@@ -117,6 +117,28 @@ fn paths_of_the_file_are_relative_to_the_file() {
     assert_eq!(BackendRef::Path("/a.so".into()).candidates(&search), [Path::new("/a.so")]);
 }
 
+/// What nobody set is other than for a daemon of its own; what file, environment or flag set stays.
+#[test]
+fn an_embedded_daemon_has_a_socket_of_its_own_and_no_admin_page() {
+    let small = "[[tier]]\nname = \"dram\"\nbackend = \"dram\"\ncapacity = \"1GiB\"\n";
+    let deployment = Deployment::new(small);
+    let (config, file) = (deployment.load().unwrap(), deployment.file());
+    let embedded = config.clone().embedded(Some(&file));
+    assert_ne!(*embedded.daemon.socket, *config.daemon.socket);
+    assert_eq!(embedded.daemon.socket.parent(), config.daemon.socket.parent());
+    let again = deployment.load().unwrap().embedded(Some(&file));
+    assert_eq!(*again.daemon.socket, *embedded.daemon.socket, "all processes of an engine find the same one");
+    let other = config.clone().embedded(Some(&file.with_file_name("other.toml")));
+    assert_ne!(*other.daemon.socket, *embedded.daemon.socket);
+    assert_eq!(config.embedded(None).daemon.socket.file_name().unwrap(), "embedded.sock");
+    assert_eq!(*embedded.daemon.admin, None);
+    let set = Deployment::new(&format!("[daemon]\nsocket = \"own.sock\"\n{small}"));
+    let set = set.variable("UMBP_DAEMON__ADMIN", "127.0.0.1:1");
+    let config = set.load().unwrap();
+    let embedded = config.clone().embedded(Some(&set.file()));
+    assert_eq!((embedded.daemon.socket, embedded.daemon.admin), (config.daemon.socket, config.daemon.admin));
+}
+
 #[test]
 fn without_a_file_a_small_deployment_serves() {
     let with = |memory_available: u64, variables: &[(&str, &str)]| {

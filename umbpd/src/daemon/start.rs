@@ -63,6 +63,9 @@ pub enum StartError {
     /// The socket cannot be served on.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// A limit of this process is too small.
+    #[error("{0}")]
+    Limit(String),
     /// A tier does not come up.
     #[error("tier \"{tier}\" does not start: {reason}")]
     Tier {
@@ -123,6 +126,7 @@ impl Daemon {
         let config = Arc::new(config);
         let boot_id = process::boot_id().map_err(system("read /dev/urandom", "give the daemon a /dev with it"))?;
         let lock = SocketLock::take(&config.daemon.socket)?;
+        process::check_limits().map_err(StartError::Limit)?;
         let admin = match *config.daemon.admin {
             None => None,
             Some(address) => Some(admin::bind(address).map_err(|source| StartError::Admin { address, source })?),

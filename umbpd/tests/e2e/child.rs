@@ -21,9 +21,10 @@ const MARK: &str = "child: ";
 pub(crate) type Task = fn(&Path);
 
 /// Every task by its name.
-const TASKS: [(&str, Task); 8] = [
+const TASKS: [(&str, Task); 9] = [
     ("member", crate::embedded::member),
     ("member-that-forks", crate::embedded::member_that_forks),
+    ("member-with-limits", crate::embedded::member_with_limits),
     ("churn", crate::killed_clients::churn),
     ("stores-once", crate::stopped::stores_once),
     ("loads-once", crate::stopped::loads_once),

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use umbpd::StartOptions;
 use umbpd::embedded::{Host, Joined, config, join};
 
@@ -59,6 +60,65 @@ pub(crate) fn member_that_forks(socket: &Path) {
     }
     say(&format!("forked {child}"));
     hear();
+}
+
+/// What the daemon's own program changes of its process: limits, and what SIGXFSZ does.
+fn process_wide() -> String {
+    let limits = [Resource::Nofile, Resource::Memlock, Resource::Fsize].map(|limit| getrlimit(limit).current);
+    // SAFETY: all zeros is a valid sigaction, and the call only asks.
+    let signal = unsafe {
+        let mut now: libc::sigaction = std::mem::zeroed();
+        assert_eq!(libc::sigaction(libc::SIGXFSZ, std::ptr::null(), &mut now), 0);
+        now.sa_sigaction
+    };
+    format!("{limits:?} {signal}")
+}
+
+fn limit(resource: Resource, current: Option<u64>) {
+    setrlimit(resource, Rlimit { current, ..getrlimit(resource) }).expect("below the hard limit");
+}
+
+/// A host whose limits are set by nobody but itself.
+pub(crate) fn member_with_limits(socket: &Path) {
+    let refusal = || {
+        let file = socket.with_file_name("umbpd.toml");
+        let joined = join(config(Some(file), Some(socket)).expect("a config"), StartOptions::new("test"));
+        joined.expect_err("refused").to_string()
+    };
+    // SAFETY: no handler is installed.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_DFL) };
+    let files = getrlimit(Resource::Fsize).current;
+    limit(Resource::Fsize, Some(1 << 40));
+    say(&format!("refused {}", refusal()));
+    limit(Resource::Fsize, files);
+    limit(Resource::Nofile, Some(30));
+    say(&format!("refused {}", refusal()));
+    limit(Resource::Nofile, Some(256));
+    limit(Resource::Memlock, Some(1 << 16));
+    let before = process_wide();
+    let joined = join_at(socket);
+    assert!(matches!(joined, Joined::Host(_)), "{joined:?}");
+    say(&format!("before {before}"));
+    say(&format!("after {}", process_wide()));
+    limit(Resource::Nofile, Some(30));
+    assert!(matches!(join_at(socket), Joined::Guest { .. }), "one that only attaches needs no room for a daemon");
+    limit(Resource::Nofile, Some(256));
+    say("guest");
+}
+
+/// What it does to its own program's process, an embedded daemon does not do to an engine, whose children would have it
+/// too; what it cannot do without is an error.
+#[test]
+fn an_embedded_daemon_leaves_its_process_as_it_is() {
+    let place = Place::new("16MiB", "");
+    let host = Other::start(&place.socket(), "member-with-limits");
+    let refused = host.await_word("refused ");
+    assert!(refused.contains("RLIMIT_FSIZE is 1099511627776") && refused.contains("SIGXFSZ"), "{refused}");
+    let refused = host.await_word("refused ");
+    assert!(refused.contains("RLIMIT_NOFILE is 30") && refused.contains("ulimit -n"), "{refused}");
+    let before = host.await_word("before ");
+    assert_eq!(host.await_word("after "), before);
+    assert_eq!(host.next(), "guest");
 }
 
 /// A process that is no child of this one; killed when a test drops it.

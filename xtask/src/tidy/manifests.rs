@@ -21,7 +21,7 @@ const MAY_USE: [(&str, &[&str]); 18] = [
     ("umbpd", &["umbp-config", "umbp-connector-core", "umbp-plugin-api", "umbp-protocol"]),
     ("umbp-cli", &["umbp-client", "umbp-config", "umbp-connector-core", "umbp-plugin-api", "umbp-protocol", "umbpd"]),
     ("umbp-python", &["umbp-client", "umbp-config", "umbp-connector-core", "umbp-protocol", "umbpd"]),
-    ("umbp-fuzz", &["umbp-backend-nvme", "umbp-connector-core", "umbp-protocol", "umbp-config"]),
+    ("umbp-fuzz", &["umbp-backend-nvme", "umbp-connector-core", "umbp-protocol"]),
     ("xtask", &[]),
 ];
 /// Crates outside the workspace use the ABI and nothing else.
