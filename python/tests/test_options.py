@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from umbp.vllm import identity
-from umbp.vllm.options import ConnectorOptions, OptionError, check_policy
+from umbp.vllm.options import ConnectorOptions, OptionError, check_policy, reference_session
 from umbp.vllm.versions import UnknownEngine, check_version
 
 
@@ -80,3 +81,21 @@ def test_an_engine_that_is_too_old_is_refused_and_a_newer_one_warned_of(caplog: 
     for version in ("0.34.0", "1.0", "dev"):
         check_version(version)
     assert len(caplog.records) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"hold_ms": -1}, "hold_ms is -1"),
+        ({"hold_ms": 1 << 40}, "hold_ms is 1099511627776"),
+        ({"timeout_ms": 0}, "timeout_ms is 0"),
+        ({"timeout_ms": "5"}, "timeout_ms is '5'"),
+        ({"num_copy_threads": -1}, "num_copy_threads is -1"),
+        ({"socket": 7}, "socket is 7"),
+    ],
+)
+def test_the_reference_connectors_runtime_refuses_the_same(given: dict[str, Any], message: str) -> None:
+    """J1, J2: at start, not as an exception of each lookup."""
+    with pytest.raises(OptionError, match=message):
+        reference_session(given | {"load_async": "the connector's own"})
+    assert reference_session({"timeout_ms": 7, "load_async": "the connector's own"}).timeout_ms == 7

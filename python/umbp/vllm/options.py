@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 from umbp.vllm.session import HOLD_MS, TIMEOUT_MS, SessionOptions
 
 COPY_THREADS_MAX = 64
+RUNTIME_OPTIONS = ("socket", "hold_ms", "timeout_ms", "num_copy_threads")
 MODES = ("standalone", "embedded")
 
 
@@ -80,6 +81,12 @@ class ConnectorOptions:
         """Of the daemon at this socket; none = the option's."""
         own = {"hold_ms": self.hold_ms, "timeout_ms": self.timeout_ms, "num_copy_threads": self.num_copy_threads}
         return SessionOptions.read({"socket": socket or self.socket, **own})
+
+
+def reference_session(given: Mapping[str, Any]) -> SessionOptions:
+    """Of UMBPStoreConnector's options those that are the runtime's, checked as UmbpConnector's own. What else there is,
+    is the connector's."""
+    return ConnectorOptions.read({name: given[name] for name in RUNTIME_OPTIONS if name in given}).session()
 
 
 def check_policy(policy: str | None, allowed: bool) -> None:

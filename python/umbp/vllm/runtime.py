@@ -24,6 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.umbp.data import BlockLoadBatc
 
 from umbp import JobResult, Layout
 from umbp.vllm.chains import Chains
+from umbp.vllm.options import reference_session
 from umbp.vllm.session import Session, SessionOptions, reference_descriptor
 from umbp.vllm.staging import Result, Staging, Transfers
 
@@ -271,7 +272,7 @@ def register() -> None:
 
 
 def _build(config: UMBPRuntimeConfig) -> UmbpdRuntime:
-    return UmbpdRuntime(SessionOptions.read(config.options))
+    return UmbpdRuntime(reference_session(config.options))
 
 
 register()
