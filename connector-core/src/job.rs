@@ -4,9 +4,6 @@
 //! engine memory for it any more; from then on it never changes. A key that is settled early (cancelled, or the daemon
 //! is gone) while a thread still copies it keeps the job unfinished until that thread has let go.
 
-/// Most keys of one job; a larger one is split by its owner.
-pub const KEYS_PER_JOB_MAX: usize = 1 << 20;
-
 /// How one key of a job ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyResult {

@@ -1,4 +1,4 @@
-//! The identity of one KV block: namespace digest, rank, group and block hash, in binary and in text form.
+//! The identity of one KV block: namespace, rank, group and block hash, in binary and in text form.
 //!
 //! Binary form of a [`LocalKey`] (all integers little-endian, [`LOCAL_KEY_BYTES`] bytes):
 //!
@@ -10,15 +10,13 @@
 //! | 34..36 | KV cache group |
 //! | 36..44 | ranks: tp, pcp, dcp, pp |
 //!
-//! A whole [`BlockKey`] is the namespace digest (32 bytes) followed by its local key. On the wire, over the plugin
-//! ABI and in indexes a namespace travels as a number that the daemon gave it, in front of the local key.
+//! On the wire, over the plugin ABI and in indexes the namespace is a number that the daemon gave it, in front of the
+//! local key; in text it stands as its name or its digest ([`TextKey`]).
 
 use std::fmt;
 
 /// Bytes of a [`LocalKey`] in binary form.
 pub const LOCAL_KEY_BYTES: usize = 44;
-/// Bytes of a [`BlockKey`] in binary form: namespace digest, then local key.
-pub const BLOCK_KEY_BYTES: usize = 32 + LOCAL_KEY_BYTES;
 /// The longest block hash, in bytes (SHA-256).
 pub const BLOCK_HASH_MAX_BYTES: usize = 32;
 
@@ -59,15 +57,6 @@ pub struct LocalKey {
     pub group: GroupId,
     /// The rank that holds this shard.
     pub rank: Rank,
-}
-
-/// A block's identity: everything that must match for bytes to mean the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BlockKey {
-    /// Digest of the namespace descriptor.
-    pub namespace: NamespaceDigest,
-    /// Identity inside the namespace.
-    pub local: LocalKey,
 }
 
 /// Why a key is not one.
@@ -149,25 +138,6 @@ impl LocalKey {
             group: GroupId(word(34)),
             rank: Rank { tp: word(36), pcp: word(38), dcp: word(40), pp: word(42) },
         }))
-    }
-}
-
-impl BlockKey {
-    /// The binary form: namespace digest, then local key.
-    pub fn to_bytes(&self) -> [u8; BLOCK_KEY_BYTES] {
-        let mut out = [0; BLOCK_KEY_BYTES];
-        out[..32].copy_from_slice(&self.namespace.0);
-        out[32..].copy_from_slice(&self.local.to_bytes());
-        out
-    }
-
-    /// Reads the binary form. A block's key is never "no key".
-    pub fn from_bytes(bytes: &[u8; BLOCK_KEY_BYTES]) -> Result<Self, KeyError> {
-        let (mut namespace, mut local) = ([0; 32], [0; LOCAL_KEY_BYTES]);
-        namespace.copy_from_slice(&bytes[..32]);
-        local.copy_from_slice(&bytes[32..]);
-        let local = LocalKey::from_bytes(&local)?.ok_or(KeyError::HashLength(0))?;
-        Ok(Self { namespace: NamespaceDigest(namespace), local })
     }
 }
 

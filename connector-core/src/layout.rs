@@ -257,21 +257,3 @@ fn impossible(region: &Region) -> RegisterError {
     let Region { layer, block_bytes, block_stride, .. } = region;
     RegisterError::Impossible { layer: layer.clone(), block_bytes: *block_bytes, block_stride: *block_stride }
 }
-
-/// Joins neighbours that touch both in memory and in the object, from `from` on: fewer, longer copies of the same
-/// bytes.
-pub fn join(runs: &mut Vec<Run>, from: usize) {
-    let mut last = from;
-    for next in from + 1..runs.len() {
-        let (kept, run) = (runs[last], runs[next]);
-        if kept.address + kept.length == run.address && kept.object_offset + kept.length == run.object_offset {
-            runs[last].length += run.length;
-        } else {
-            last += 1;
-            runs[last] = run;
-        }
-    }
-    if last < runs.len() {
-        runs.truncate(last + 1);
-    }
-}

@@ -1,9 +1,7 @@
 //! A key has one binary form and one text form, and every other is refused.
 
 use proptest::prelude::*;
-use umbp_connector_core::key::{
-    BLOCK_KEY_BYTES, BlockHash, BlockKey, GroupId, KeyError, LOCAL_KEY_BYTES, LocalKey, NamespaceDigest, Rank, TextKey,
-};
+use umbp_connector_core::key::{BlockHash, GroupId, KeyError, LOCAL_KEY_BYTES, LocalKey, Rank, TextKey};
 
 prop_compose! {
     fn local_key()(
@@ -15,6 +13,9 @@ prop_compose! {
     }
 }
 
+/// Texts that are nearly keys.
+const TEXTS: &str = "umbp:vllm:v1:[a:]{0,3}n:tp[0-9]{1,2}:pcp0:dcp[0-9+]{1,2}:pp0:g[0-9]{1,6}:[0-9a-fA-F]{0,6}";
+
 proptest! {
     #[test]
     fn the_text_form_reads_back(local in local_key(), namespace in "[ -~é]{1,40}|[0-9a-z:]{1,40}") {
@@ -23,22 +24,25 @@ proptest! {
     }
 
     #[test]
-    fn what_reads_as_a_text_key_is_its_only_text(text in "umbp:vllm:v1:[a:]{0,3}n:tp[0-9]{1,2}:pcp0:dcp[0-9+]{1,2}:pp0:g[0-9]{1,6}:[0-9a-fA-F]{0,6}") {
+    fn what_reads_as_a_text_key_is_its_only_text(text in TEXTS) {
         if let Ok(key) = TextKey::parse(&text) {
             prop_assert_eq!(key.to_string(), text);
         }
     }
 
     #[test]
-    fn the_binary_form_reads_back(local in local_key(), namespace: [u8; 32]) {
+    fn the_binary_form_reads_back(local in local_key()) {
         prop_assert_eq!(LocalKey::from_bytes(&local.to_bytes()), Ok(Some(local)));
-        let key = BlockKey { namespace: NamespaceDigest(namespace), local };
-        prop_assert_eq!(BlockKey::from_bytes(&key.to_bytes()), Ok(key));
     }
 
     #[test]
-    fn what_reads_as_a_binary_key_is_its_only_form(hash in prop::collection::vec(any::<u8>(), 1..=32), at in 0..LOCAL_KEY_BYTES, value: u8) {
-        let mut bytes = LocalKey { hash: BlockHash::new(&hash).unwrap(), group: GroupId(1), rank: Rank::default() }.to_bytes();
+    fn what_reads_as_a_binary_key_is_its_only_form(
+        hash in prop::collection::vec(any::<u8>(), 1..=32),
+        at in 0..LOCAL_KEY_BYTES,
+        value: u8,
+    ) {
+        let hash = BlockHash::new(&hash).unwrap();
+        let mut bytes = LocalKey { hash, group: GroupId(1), rank: Rank::default() }.to_bytes();
         bytes[at] = value;
         if let Ok(Some(key)) = LocalKey::from_bytes(&bytes) {
             prop_assert_eq!(key.to_bytes(), bytes);
@@ -95,7 +99,6 @@ fn binary_forms_that_would_name_a_key_twice_are_refused() {
     assert_eq!(with(32, 33), Err(KeyError::HashLength(33)));
     assert_eq!(with(32, 0), Err(KeyError::NotCanonical), "no key, but not zero");
     assert_eq!(LocalKey::from_bytes(&[0; LOCAL_KEY_BYTES]), Ok(None));
-    assert_eq!(BlockKey::from_bytes(&[0; BLOCK_KEY_BYTES]), Err(KeyError::HashLength(0)));
     assert_eq!(BlockHash::new(&[]), Err(KeyError::HashLength(0)));
     assert_eq!(BlockHash::new(&[0; 33]), Err(KeyError::HashLength(33)));
 }

@@ -42,7 +42,7 @@ pub enum Role {
     Both,
     /// Loads alone.
     Consumer,
-    /// Stores (and loads, as the reference does).
+    /// Stores (and loads, as the reference does): no other than [`Self::Both`], and not told apart by `umbp.vllm`.
     Producer,
 }
 
@@ -57,7 +57,7 @@ pub struct Options {
     pub enable_lookup: bool,
     /// Blocks that decoding fills are stored too.
     pub save_decode_cache: bool,
-    /// A match may end inside a block, at a multiple of the hash block.
+    /// A match may end inside a block, at a multiple of the hash block. Of this crate alone: `umbp.vllm` leaves it off.
     pub enable_partial_hash_hits: bool,
     /// Loads, stores, or both.
     pub role: Role,

@@ -39,6 +39,38 @@ pub trait Lookups {
     fn clear(&mut self) -> bool;
 }
 
+/// Before there is a store nothing is there, and lookup 0 is one that is unanswered: a store that comes later counts its
+/// own from 1.
+impl<L: Lookups> Lookups for Option<L> {
+    fn lookup(&mut self, keys: &[LocalKey], hold: Hold) -> Option<Vec<bool>> {
+        self.as_mut()?.lookup(keys, hold)
+    }
+
+    fn submit(&mut self, keys: &[LocalKey], hold: Hold) -> LookupId {
+        self.as_mut().map_or(LookupId(0), |store| store.submit(keys, hold))
+    }
+
+    fn take(&mut self, lookup: LookupId) -> Option<Option<Vec<bool>>> {
+        self.as_mut().map_or(Some(None), |store| store.take(lookup))
+    }
+
+    fn cancel(&mut self, lookup: LookupId) {
+        if let Some(store) = self {
+            store.cancel(lookup);
+        }
+    }
+
+    fn unhold(&mut self, keys: &[LocalKey]) {
+        if let Some(store) = self {
+            store.unhold(keys);
+        }
+    }
+
+    fn clear(&mut self) -> bool {
+        self.as_mut().is_none_or(Lookups::clear)
+    }
+}
+
 /// The engine's block pool: pins keep blocks from being given to other requests.
 pub trait BlockPool {
     /// Pins each block once.

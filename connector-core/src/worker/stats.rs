@@ -28,10 +28,10 @@ pub struct TransferStats {
 
 impl OperationStats {
     fn add(&mut self, more: Self) {
-        self.submitted += more.submitted;
-        self.completed += more.completed;
-        self.failed += more.failed;
-        self.num_bytes += more.num_bytes;
+        let sums = [&mut self.submitted, &mut self.completed, &mut self.failed, &mut self.num_bytes];
+        for (sum, more) in sums.into_iter().zip([more.submitted, more.completed, more.failed, more.num_bytes]) {
+            *sum = sum.saturating_add(more);
+        }
     }
 }
 
