@@ -5,7 +5,7 @@
 //!
 //! Modules in reading order: `client` (what Python holds), `layout` (blocks to runs), `embedded` (a daemon of the
 //! engine's own), `identity` (an engine's namespace), `worker` (that side of the connector; `staged` for memory of a
-//! device), `step` (what it is told), then within: `keys` (text keys), `memory` (registered addresses), `jobs` (a
+//! device), `step` (what it is told), `reports` (what several workers say, added up), then within: `keys` (text keys), `memory` (registered addresses), `jobs` (a
 //! caller's job, in parts of bounded size).
 
 mod client;
@@ -16,6 +16,7 @@ mod keys;
 mod layout;
 mod memory;
 mod process;
+mod reports;
 mod scheduler;
 mod staged;
 mod step;
@@ -34,6 +35,8 @@ mod _umbp {
     use super::identity::engine_descriptor;
     #[pymodule_export]
     use super::layout::Layout;
+    #[pymodule_export]
+    use super::reports::{sum_stats, sum_store_events};
     #[pymodule_export]
     use super::scheduler::Scheduler;
     #[pymodule_export]

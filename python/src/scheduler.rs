@@ -7,13 +7,13 @@ use std::time::Duration;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use umbp_client::runtime::{self, SchedulerRuntime};
-use umbp_connector_core::key::{BlockHash, GroupId, LocalKey};
+use umbp_client::runtime::SchedulerRuntime;
+use umbp_connector_core::key::{BlockHash, GroupId};
 use umbp_connector_core::metadata::{StoreEventId, StoreEventResult, WorkerMetadata};
 use umbp_connector_core::plan::{BlockId, RequestId};
 use umbp_connector_core::scheduler::{
-    BlockPool, BoundaryOffload, Cached, Config, Group, GroupKind, Hold, KvEvent, LookupId, Lookups, New, Options,
-    Resumed, Role, Scheduler as Machine, Step,
+    BlockPool, BoundaryOffload, Cached, Config, Group, GroupKind, KvEvent, New, Options, Resumed, Role,
+    Scheduler as Machine, Step,
 };
 
 use crate::process::OfProcess;
@@ -22,52 +22,6 @@ use crate::worker::{Place, runtime_options};
 
 /// A group: kind, block size, window of a sliding one, mode of a state-space one, whether it is the drafter's.
 type GroupRow = (String, u64, Option<u64>, Option<String>, bool);
-
-/// The store as the machine asks it; before there is a namespace nothing is there.
-#[derive(Default)]
-struct Asked {
-    runtime: Option<SchedulerRuntime>,
-}
-
-impl Lookups for Asked {
-    fn lookup(&mut self, keys: &[LocalKey], hold: Hold) -> Option<Vec<bool>> {
-        self.runtime.as_mut()?.lookup(keys, held(hold)).ok()
-    }
-
-    fn submit(&mut self, keys: &[LocalKey], hold: Hold) -> LookupId {
-        LookupId(self.runtime.as_mut().map_or(0, |runtime| runtime.submit(keys, held(hold)).0))
-    }
-
-    fn take(&mut self, lookup: LookupId) -> Option<Option<Vec<bool>>> {
-        match &mut self.runtime {
-            Some(runtime) => runtime.take(runtime::LookupId(lookup.0)).map(Result::ok),
-            None => Some(None),
-        }
-    }
-
-    fn cancel(&mut self, lookup: LookupId) {
-        if let Some(runtime) = &mut self.runtime {
-            runtime.cancel(runtime::LookupId(lookup.0));
-        }
-    }
-
-    fn unhold(&mut self, keys: &[LocalKey]) {
-        if let Some(runtime) = &mut self.runtime {
-            runtime.unhold(keys);
-        }
-    }
-
-    fn clear(&mut self) -> bool {
-        self.runtime.as_mut().is_none_or(SchedulerRuntime::clear)
-    }
-}
-
-fn held(hold: Hold) -> runtime::Hold {
-    match hold {
-        Hold::Hits => runtime::Hold::Hits,
-        Hold::Nothing => runtime::Hold::Nothing,
-    }
-}
 
 /// Pins that the engine is to take (true) or give back, in order.
 #[derive(Default)]
@@ -99,7 +53,7 @@ type StoredRow = (u16, Vec<u8>, Option<Vec<u8>>, Vec<u32>, u64);
 /// Plans what a step's workers load and store. It looks nothing up and stores nothing until it is bound to a namespace.
 #[pyclass(frozen, module = "umbp._umbp")]
 pub(crate) struct Scheduler {
-    machine: OfProcess<Machine<Asked, Pins>>,
+    machine: OfProcess<Machine<Option<SchedulerRuntime>, Pins>>,
     load_async: bool,
 }
 
@@ -138,7 +92,7 @@ impl Scheduler {
         let groups = groups.into_iter().map(group).collect::<PyResult<_>>()?;
         let topology = place.topology()?;
         let config = Config { groups, topology, num_workers, prefix_match_unit, retention_interval, options };
-        let mut machine = Machine::new(config, Asked::default(), Some(Pins::default()))
+        let mut machine = Machine::new(config, None, Some(Pins::default()))
             .map_err(|error| PyValueError::new_err(error.to_string()))?;
         machine.set_unreported_steps(unreported_steps);
         let load_async = machine.geometry().load_async;
@@ -167,7 +121,7 @@ impl Scheduler {
         let runtime = py.detach(|| SchedulerRuntime::start(&options));
         let runtime = runtime.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         self.with(py, |machine| {
-            machine.runtime().runtime = Some(runtime);
+            *machine.runtime() = Some(runtime);
             machine.bind_namespace();
         });
         Ok(())
@@ -330,7 +284,7 @@ impl Scheduler {
 
     /// News for people: the daemon is away, or is there again.
     fn notice(&self, py: Python<'_>) -> Option<String> {
-        let notice = self.with(py, |machine| machine.runtime().runtime.as_mut()?.notice());
+        let notice = self.with(py, |machine| machine.runtime().as_mut()?.notice());
         notice.flatten().map(|notice| notice.to_string())
     }
 
@@ -342,7 +296,11 @@ impl Scheduler {
 
 impl Scheduler {
     /// Without the interpreter, as the call may wait; none once it is closed, and in a forked child.
-    fn with<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&mut Machine<Asked, Pins>) -> T + Send) -> Option<T> {
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        call: impl FnOnce(&mut Machine<Option<SchedulerRuntime>, Pins>) -> T + Send,
+    ) -> Option<T> {
         py.detach(|| self.machine.with(call))
     }
 }
@@ -383,7 +341,7 @@ fn offered(rows: Vec<OffloadRow>) -> Vec<BoundaryOffload> {
     rows.into_iter().map(offload).collect()
 }
 
-fn object((group, bytes): ObjectRow) -> PyResult<(GroupId, BlockHash)> {
+pub(crate) fn object((group, bytes): ObjectRow) -> PyResult<(GroupId, BlockHash)> {
     Ok((GroupId(group), hash(&bytes)?))
 }
 

@@ -12,11 +12,12 @@ use umbp_connector_core::namespace::NamespaceDescriptor;
 use umbp_connector_core::plan::{BlockTransferPlan, ObjectKey, PlanRuns, RequestId};
 use umbp_connector_core::runtime::{JobId, Runtime, TransferJobState};
 use umbp_connector_core::topology::RankTopology;
-use umbp_connector_core::worker::{BlockIdentityCodec, OperationStats, Worker as Machine, WorkerOptions};
+use umbp_connector_core::worker::{BlockIdentityCodec, Worker as Machine, WorkerOptions};
 
 use crate::client::Client;
 use crate::layout::Layout;
 use crate::process::OfProcess;
+use crate::reports::{Stats, by_operation};
 use crate::staged::Staged;
 use crate::step::StepPlan;
 
@@ -224,10 +225,8 @@ impl Worker {
     }
 
     /// Counts since the last call, by operation; empty if nothing happened.
-    fn take_stats(&self, py: Python<'_>) -> HashMap<&'static str, HashMap<&'static str, u64>> {
-        let stats = self.with(py, Machine::get_kv_connector_stats).unwrap_or_default();
-        let counts = [("load", stats.load), ("store", stats.store)];
-        counts.into_iter().filter_map(|(name, counts)| Some((name, by_name(counts?)))).collect()
+    fn take_stats(&self, py: Python<'_>) -> Stats {
+        by_operation(self.with(py, Machine::get_kv_connector_stats).unwrap_or_default())
     }
 
     /// Blocks, as (group, hash), that this worker stored and no tier has any more.
@@ -300,9 +299,4 @@ pub(crate) fn runtime_options(
 
 fn names(requests: impl IntoIterator<Item = RequestId>) -> Vec<String> {
     requests.into_iter().map(|request| request.to_string()).collect()
-}
-
-fn by_name(counts: OperationStats) -> HashMap<&'static str, u64> {
-    let OperationStats { submitted, completed, failed, num_bytes } = counts;
-    [("submitted", submitted), ("completed", completed), ("failed", failed), ("num_bytes", num_bytes)].into()
 }

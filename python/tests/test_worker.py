@@ -16,7 +16,9 @@ from store import gather, wait_for
 
 from umbp import Client, Layout, StepPlan, Worker, engine_descriptor
 from umbp.vllm import staging
+from umbp.vllm.messages import UmbpWorkerMetadata
 from umbp.vllm.staging import Staging
+from umbp.vllm.stats import UmbpStats
 
 BLOCKS, NUMBERS = 16, 256
 STRIDE = NUMBERS * 4
@@ -123,6 +125,22 @@ def test_what_a_step_stored_another_loads(engine: Engine) -> None:
     assert stats["store"] == {"submitted": 8, "completed": 8, "failed": 0, "num_bytes": 16 * STRIDE}
     assert stats["load"] == {"submitted": 8, "completed": 8, "failed": 0, "num_bytes": 16 * STRIDE}
     assert engine.worker.take_stats() == {}
+
+
+def test_reports_of_workers_add_up() -> None:
+    one, two, three = (block_hash(number) for number in (1, 2, 3))
+    first = UmbpWorkerMetadata({1: (1, {(0, one)}), 2: (1, set())}, {(0, three)})
+    second = UmbpWorkerMetadata({1: (1, {(0, one), (1, two)}), 3: (2, set())}, {(1, three)})
+    both = first.aggregate(second)
+    assert both.store_events == {1: (2, {(0, one), (1, two)}), 2: (1, set()), 3: (2, set())}
+    assert both.removed == {(0, three), (1, three)}
+    assert pickle.loads(pickle.dumps(both)) == both
+
+    counts = {"submitted": 3, "completed": 2, "failed": 1, "num_bytes": 4096}
+    stats = UmbpStats(data={"load": counts}).aggregate(UmbpStats(data={"load": counts, "store": {"submitted": 1}}))
+    assert stats.data["load"] == {name: 2 * count for name, count in counts.items()}
+    assert stats.data["store"] == {"submitted": 1, "completed": 0, "failed": 0, "num_bytes": 0}
+    assert UmbpStats(data={}).aggregate(UmbpStats(data={})).is_empty()
 
 
 def test_an_asynchronous_load_is_reported_when_it_has_ended(engine: Engine) -> None:

@@ -14,6 +14,8 @@ from umbp._umbp import (
     __version__,
     default_socket,
     engine_descriptor,
+    sum_stats,
+    sum_store_events,
 )
 from umbp.programs import program
 
@@ -29,4 +31,6 @@ __all__ = [
     "default_socket",
     "engine_descriptor",
     "program",
+    "sum_stats",
+    "sum_store_events",
 ]

@@ -10,6 +10,14 @@ __version__: str
 def default_socket() -> Path:
     """Where umbpd listens, and its clients look, if they are told nothing."""
 
+def sum_store_events(
+    one: dict[int, tuple[int, set[tuple[int, bytes]]]], other: dict[int, tuple[int, set[tuple[int, bytes]]]]
+) -> dict[int, tuple[int, set[tuple[int, bytes]]]]:
+    """Two reports of one step together: per event its workers, and what failed on any of them."""
+
+def sum_stats(one: dict[str, dict[str, int]], other: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """Counts per operation, of two workers or intervals together; what is no count of ours is left out."""
+
 def engine_descriptor(
     *,
     key_namespace: str | None,

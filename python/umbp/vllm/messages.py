@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.core.kv_cache_utils import BlockHash, maybe_convert_block_hash
 
-from umbp import StepPlan
+from umbp import StepPlan, sum_store_events
 
 Block = tuple[int, bytes]
 """Group, hash."""
@@ -37,11 +37,8 @@ class UmbpWorkerMetadata(KVConnectorWorkerMetadata):
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "UmbpWorkerMetadata":
         """Both together."""
         assert isinstance(other, UmbpWorkerMetadata)
-        merged = dict(self.store_events)
-        for event, (workers, failed) in other.store_events.items():
-            own_workers, own_failed = merged.get(event, (0, set()))
-            merged[event] = (own_workers + workers, own_failed | failed)
-        return UmbpWorkerMetadata(merged, self.removed | other.removed)
+        events = sum_store_events(self.store_events, other.store_events)
+        return UmbpWorkerMetadata(events, self.removed | other.removed)
 
 
 @dataclass(frozen=True)

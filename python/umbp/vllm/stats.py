@@ -11,6 +11,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     PromMetricT,
 )
 
+from umbp import sum_stats
+
 OPERATIONS = ("load", "store")
 COUNTS = {
     "submitted": "Blocks asked to be moved.",
@@ -30,13 +32,7 @@ class UmbpStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> "UmbpStats":
         """The sum of both."""
-        sums: dict[str, Any] = {}
-        for data in (self.data, other.data):
-            for operation, counts in data.items():
-                own = sums.setdefault(operation, dict.fromkeys(COUNTS, 0))
-                for name in COUNTS:
-                    own[name] += counts.get(name, 0)
-        return UmbpStats(data=sums)
+        return UmbpStats(data=sum_stats(self.data, other.data))
 
     def reduce(self) -> dict[str, int | float]:
         """For the log: load_completed=9, ..."""
