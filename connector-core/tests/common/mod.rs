@@ -23,7 +23,7 @@ pub(crate) fn shipped(file: &str) -> Vec<Value> {
     lines(&PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/conformance")).join(file))
 }
 
-fn lines(path: &Path) -> Vec<Value> {
+pub(crate) fn lines(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let line = |(index, line)| {
         serde_json::from_str(line).unwrap_or_else(|error| panic!("{} line {}: {error}", path.display(), index + 1))

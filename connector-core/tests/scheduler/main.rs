@@ -6,6 +6,7 @@ mod common;
 mod bench;
 mod cases;
 mod engine;
+mod exceptions;
 mod golden;
 mod groups;
 mod histories;

@@ -22,6 +22,8 @@ pub(crate) struct ScriptedLookups {
     pub(crate) asked: Asked,
     /// Answers to the lookups of this step, in order.
     pub(crate) answers: VecDeque<Value>,
+    /// In place of them: lookups with their answers, in any order, and what every key of another one is answered.
+    pub(crate) by_keys: Option<(Vec<Value>, char)>,
     /// Answers to lookups under way.
     pub(crate) done: HashMap<u64, Value>,
     pub(crate) clear_returns: bool,
@@ -45,7 +47,14 @@ impl ScriptedLookups {
 
 impl Lookups for ScriptedLookups {
     fn lookup(&mut self, keys: &[LocalKey], _: Hold) -> Option<Vec<bool>> {
-        let answer = self.answers.pop_front().unwrap_or(Value::Null);
+        let asked = self.texts(keys);
+        let answer = match &mut self.by_keys {
+            None => self.answers.pop_front().unwrap_or(Value::Null),
+            Some((lookups, default)) => match lookups.iter().position(|one| one["keys"] == asked) {
+                Some(at) => lookups.remove(at)["answer"].clone(),
+                None => default.to_string().repeat(keys.len()).into(),
+            },
+        };
         self.asked.lookups.push(json!({ "keys": self.texts(keys), "answer": answer }));
         bits(&answer)
     }
