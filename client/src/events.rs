@@ -31,7 +31,7 @@ pub enum ClientEvent {
         tier: u8,
         /// Why.
         reason: RemovedReason,
-        /// Their keys.
+        /// Their keys, all of the session's own namespace: the daemon tells a tenant's sessions of all its namespaces.
         keys: Vec<WireKey>,
     },
     /// A tier changed its state.

@@ -113,7 +113,7 @@ impl Reader {
             }
             other => {
                 if let Some(owner) = self.session.owner.upgrade() {
-                    owner.daemon_event(other);
+                    owner.daemon_event(other, self.session.namespace());
                 }
             }
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use umbp_protocol::message::{Event, SessionId, Welcome};
+use umbp_protocol::message::{Event, NamespaceId, SessionId, Welcome, WireKey};
 
 use crate::attach::Before;
 use crate::events::{ClientEvent, EventQueue};
@@ -201,9 +201,17 @@ impl Shared {
         self.keeper.nudge(0);
     }
 
-    pub(crate) fn daemon_event(&self, event: Event) {
+    /// News of a session of this namespace. Two models may hash the same prompt alike: what left the other one's
+    /// namespace is no news here.
+    pub(crate) fn daemon_event(&self, event: Event, namespace: NamespaceId) {
         self.event(match event {
-            Event::Removed { tier, reason, keys } => ClientEvent::Removed { tier, reason, keys: keys.to_vec() },
+            Event::Removed { tier, reason, keys } => {
+                let keys: Vec<WireKey> = keys.iter().filter(|key| key.namespace == namespace).copied().collect();
+                if keys.is_empty() {
+                    return;
+                }
+                ClientEvent::Removed { tier, reason, keys }
+            }
             Event::TierState { tier, state } => ClientEvent::TierState { tier, state },
             Event::Draining => ClientEvent::Draining,
             _ => ClientEvent::Resync,

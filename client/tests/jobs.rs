@@ -328,8 +328,12 @@ fn a_lookup_of_any_length_is_one_answer_per_key() {
 fn events_of_the_daemon_reach_whoever_takes_them() {
     let fake = Fake::new();
     let (client, peer) = fake.client();
-    let keys = vec![WireKey { namespace: NamespaceId(7), local: key(1).to_bytes() }];
-    peer.push(&Event::Removed { tier: 0, reason: RemovedReason::Evicted, keys: keys.clone().into() });
+    let of = |namespace, number| WireKey { namespace: NamespaceId(namespace), local: key(number).to_bytes() };
+    let removed = |keys: Vec<WireKey>| Event::Removed { tier: 0, reason: RemovedReason::Evicted, keys: keys.into() };
+    // The same prompts in another model of this tenant: their blocks have the same hashes.
+    peer.push(&removed(vec![of(8, 1), of(8, 2)]));
+    peer.push(&removed(vec![of(8, 2), of(7, 1), of(8, 3)]));
+    let keys = vec![of(7, 1)];
     let mut events = Vec::new();
     while events.len() < 2 {
         let more = client.events(LONG);
