@@ -21,19 +21,24 @@ const HOLD_MS_MAX: u32 = 2000;
 /// Where the daemon is, and what the blocks of this replay are called.
 pub(crate) struct Store {
     socket: PathBuf,
+    trace: String,
     block_bytes: u64,
     copy_threads: usize,
 }
 
 impl Store {
-    /// The cores are shared by all engines' copy threads.
-    pub(crate) fn new(socket: PathBuf, block_bytes: u64, engines: usize) -> Self {
+    /// `trace` names what hash ids mean: those of two traces are not the same blocks. The cores are shared by all
+    /// engines' copy threads.
+    pub(crate) fn new(socket: PathBuf, trace: String, block_bytes: u64, engines: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { socket, block_bytes, copy_threads: (cores / engines.max(1)).clamp(1, 4) }
+        Self { socket, trace, block_bytes, copy_threads: (cores / engines.max(1)).clamp(1, 4) }
     }
 
     fn connect(&self, name: &str) -> Result<Client, TiersError> {
-        let namespace = NamespaceDescriptor::default().with("engine", "replay").with("block_bytes", self.block_bytes);
+        let namespace = NamespaceDescriptor::default()
+            .with("engine", "replay")
+            .with("trace", &self.trace)
+            .with("block_bytes", self.block_bytes);
         let options = Options {
             name: format!("umbp {name} {}", env!("CARGO_PKG_VERSION")),
             copy_threads: self.copy_threads,

@@ -47,7 +47,7 @@ const DRAWS_PER_SECOND: u8 = 10;
 /// `umbp replay`
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// A trace in Mooncake's format: a JSON object with hash_ids a line.
+    /// A trace in Mooncake's format: a JSON object with hash_ids a line. Its blocks are shared by traces of its name.
     #[arg(required_unless_present = "generate")]
     trace: Option<PathBuf>,
     /// Replays this many generated multi-turn conversations in place of a trace.
@@ -73,6 +73,16 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
+impl Arguments {
+    /// What tells the hash ids of this workload from those of another: the file's name, whatever its folder.
+    fn name(&self) -> String {
+        match (&self.trace, self.generate) {
+            (Some(path), None) => path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            _ => "generated conversations".to_owned(),
+        }
+    }
+}
+
 /// Runs the replay and prints its report. False where a byte that came back was wrong.
 pub(crate) fn run(arguments: &Arguments, socket: PathBuf) -> miette::Result<bool> {
     let requests = match (arguments.generate, &arguments.trace) {
@@ -85,7 +95,7 @@ pub(crate) fn run(arguments: &Arguments, socket: PathBuf) -> miette::Result<bool
         (None, None) => return Err(miette!("name a trace, or --generate CONVERSATIONS")),
     };
     let shape = shape(arguments, &requests)?;
-    let store = Store::new(socket, arguments.block_bytes, arguments.engines);
+    let store = Store::new(socket, arguments.name(), arguments.block_bytes, arguments.engines);
     let report = replay(arguments, &requests, shape, &store)?;
     if arguments.json {
         println!("{}", serde_json::to_string(&report).into_diagnostic()?);

@@ -49,6 +49,18 @@ fn blocks_of_another_size_are_another_namespace() {
     check_all_hit(&daemon.replay(&["--generate", "5", "--block-bytes", "8KiB"]), 8192);
 }
 
+/// Two traces number their blocks alike, and mean other blocks.
+#[test]
+fn traces_of_two_names_share_no_block() {
+    let (daemon, folder) = (Daemon::start("64MiB", None), tempfile::tempdir().unwrap());
+    let replay = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, "{\"hash_ids\": [1, 2, 3]}\n").unwrap();
+        number(&daemon.replay(&[path.to_str().unwrap(), "--block-bytes", "4KiB"]), "hit_blocks")
+    };
+    assert_eq!([replay("one.jsonl"), replay("other.jsonl"), replay("one.jsonl")], [0, 0, 3]);
+}
+
 /// Parents age no sooner than their children, though an engine's own cache keeps them from being asked for.
 #[test]
 fn behind_an_engines_own_cache_no_block_loses_its_prefix() {
