@@ -31,7 +31,8 @@ class Place:
     index: int
     """Of the worker in its engine; tensor parallel ranks are innermost."""
     replicas: int
-    """Tensor parallel ranks in a row that hold equal bytes (MLA): they use one key, and the first to store wins."""
+    """Tensor parallel ranks in a row that hold equal bytes (MLA), as the engine counts them: where that can be relied
+    on they use one key, and the first to store wins."""
 
     @classmethod
     def of(cls, vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> "Place":
@@ -39,9 +40,7 @@ class Place:
         pcp = getattr(parallel, "prefill_context_parallel_size", 1)
         dcp = getattr(parallel, "decode_context_parallel_size", 1)
         sizes = (parallel.tensor_parallel_size, pcp, dcp, parallel.pipeline_parallel_size)
-        replicas = max(1, getattr(kv_cache_config, "kv_tp_replicas", 1))
-        known = sizes[0] % replicas == 0 and dcp == 1
-        return cls(sizes, parallel.rank, replicas if known else 1)
+        return cls(sizes, parallel.rank, getattr(kv_cache_config, "kv_tp_replicas", 1))
 
 
 def layer_specs(group: "KVCacheGroupSpec") -> dict[str, "KVCacheSpec"]:
