@@ -4,9 +4,9 @@
 //! `umbp.vllm`, in Python) and no tensor, only addresses. Every call that may block releases the interpreter first.
 //!
 //! Modules in reading order: `client` (what Python holds), `layout` (blocks to runs), `embedded` (a daemon of the
-//! engine's own), `identity` (an engine's namespace), `worker` (that side of the connector; `staged` for memory of a
-//! device), `step` (what it is told), `reports` (what several workers say, added up), then within: `keys` (text keys), `memory` (registered addresses), `jobs` (a
-//! caller's job, in parts of bounded size).
+//! engine's own), `identity` (an engine's namespace), `scheduler` (that side of the connector), `step` (what it tells
+//! the other), `worker` (the other; `staged` for memory of a device), `reports` (what several workers say, added up),
+//! then within: `keys` (text keys), `memory` (registered addresses), `jobs` (a caller's job, in parts of bounded size).
 
 mod client;
 mod embedded;

@@ -18,7 +18,7 @@ use umbp_connector_core::scheduler::{
 
 use crate::process::OfProcess;
 use crate::step::StepPlan;
-use crate::worker::{Place, runtime_options};
+use crate::worker::{Place, runtime_options, told};
 
 /// A group: kind, block size, window of a sliding one, mode of a state-space one, whether it is the drafter's.
 type GroupRow = (String, u64, Option<u64>, Option<String>, bool);
@@ -282,10 +282,10 @@ impl Scheduler {
         self.with(py, Machine::reset_store).unwrap_or(false)
     }
 
-    /// News for people: the daemon is away, or is there again.
-    fn notice(&self, py: Python<'_>) -> Option<String> {
+    /// News for people, with its level: where the daemon is, that it is away, or that it is there again.
+    fn notice(&self, py: Python<'_>) -> Option<(u8, String)> {
         let notice = self.with(py, |machine| machine.runtime().as_mut()?.notice());
-        notice.flatten().map(|notice| notice.to_string())
+        notice.flatten().map(|notice| told(&notice))
     }
 
     /// Ends the session.

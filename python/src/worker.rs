@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use umbp_client::runtime::{MemoryRange, RuntimeOptions, WorkerRuntime};
+use umbp_client::runtime::{MemoryRange, Notice, RuntimeOptions, WorkerRuntime};
 use umbp_connector_core::key::Rank;
 use umbp_connector_core::namespace::NamespaceDescriptor;
 use umbp_connector_core::plan::{BlockTransferPlan, ObjectKey, PlanRuns, RequestId};
@@ -23,6 +23,10 @@ use crate::step::StepPlan;
 
 /// The longest that an asynchronous job may take, where the time-out of calls is shorter.
 const JOB_TIMEOUT_MS: u64 = 30_000;
+
+/// Levels of Python's `logging`.
+const LOGGING_WARNING: u8 = 30;
+const LOGGING_INFO: u8 = 20;
 
 /// What moves the bytes: the client itself, or Python, through host buffers.
 enum Mover {
@@ -237,10 +241,10 @@ impl Worker {
         })
     }
 
-    /// News for people: the daemon is away, or is there again.
-    fn notice(&self, py: Python<'_>) -> Option<String> {
+    /// News for people, with its level: where the daemon is, that it is away, or that it is there again.
+    fn notice(&self, py: Python<'_>) -> Option<(u8, String)> {
         self.with(py, |machine| match machine.runtime_mut() {
-            Mover::Direct(runtime) => runtime.notice().map(|notice| notice.to_string()),
+            Mover::Direct(runtime) => runtime.notice().map(|notice| told(&notice)),
             Mover::Staged(_) => None,
         })
     }
@@ -295,6 +299,15 @@ pub(crate) fn runtime_options(
     options.job_timeout = Duration::from_millis(timeout_ms.max(JOB_TIMEOUT_MS));
     options.copy_threads = copy_threads;
     options
+}
+
+/// A notice and its level, as Python's `logging` counts them.
+pub(crate) fn told(notice: &Notice) -> (u8, String) {
+    let level = match notice {
+        Notice::Away { .. } => LOGGING_WARNING,
+        Notice::Attached { .. } => LOGGING_INFO,
+    };
+    (level, notice.to_string())
 }
 
 fn names(requests: impl IntoIterator<Item = RequestId>) -> Vec<String> {

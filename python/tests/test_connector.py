@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,40 +111,6 @@ def blocks_of(tokens: list[int]) -> list[list[int]]:
     return [tokens[start : start + 32] for start in range(0, len(tokens) - 31, 32)]
 
 
-class FakeConfig:
-    """As much of vLLM's configuration as is looked at before anything begins."""
-
-    def __init__(
-        self, extra: dict[str, Any], policy: str = "recompute", pp: int = 1, algorithm: str = "sha256"
-    ) -> None:
-        self.kv_transfer_config = SimpleNamespace(kv_connector_extra_config=extra, kv_load_failure_policy=policy)
-        self.cache_config = SimpleNamespace(prefix_caching_hash_algo=algorithm)
-        self.parallel_config = SimpleNamespace(pipeline_parallel_size=pp)
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        (FakeConfig({"sokcet": "/x"}), "did you mean 'socket'"),
-        (FakeConfig({}, policy="fail"), 'kv_load_failure_policy="recompute"'),
-        (FakeConfig({}, pp=2), "pipeline_parallel_size"),
-        (FakeConfig({}, algorithm="xxhash"), "PYTHONHASHSEED"),
-    ],
-)
-@pytest.mark.parametrize("role", ["SCHEDULER", "WORKER"])
-def test_what_would_not_work_is_refused_at_start(
-    config: FakeConfig, message: str, role: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """H1, J1."""
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
-
-    from umbp.vllm.connector import UmbpConnector
-
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    with pytest.raises((ValueError, RuntimeError), match=message):
-        UmbpConnector(config, KVConnectorRole[role], None)  # type: ignore[arg-type]
-
-
 class FakeRequest:
     """As much of vLLM's request as is told to the scheduler's machine."""
 
@@ -176,29 +141,3 @@ def test_a_request_that_has_not_merely_grown_is_told_anew(later: FakeRequest, ex
     assert told.goes_on(later) is expected  # type: ignore[arg-type]
     told.request = FakeRequest(40, 70, [b"1", b"2"])  # type: ignore[assignment]
     assert not told.goes_on(later), "the name is another request's now"  # type: ignore[arg-type]
-
-
-class FakeModel:
-    """As much of vLLM's model configuration as decides numbers."""
-
-    def __init__(self, max_model_len: int = 512, **config: Any) -> None:
-        self.max_model_len = max_model_len
-        self.hf_config = SimpleNamespace(to_dict=lambda: {"hidden_size": 128} | config)
-
-
-def test_what_the_engine_computes_with_the_weights_is_in_the_descriptor() -> None:
-    """H6: rotary embeddings are in no shape and no dtype, and decide the bytes of keys."""
-    from umbp.vllm.identity import model_numbers
-
-    rope = {"rope_type": "default", "rope_theta": 10000.0}
-    plain = model_numbers(FakeModel(rope_parameters=rope))  # type: ignore[arg-type]
-    same = FakeModel(1024, rope_parameters=dict(rope), transformers_version="5", _name_or_path="/elsewhere")
-    assert model_numbers(same) == plain  # type: ignore[arg-type]
-    other = FakeModel(rope_parameters=rope | {"rope_theta": 50.0})
-    assert model_numbers(other) != plain  # type: ignore[arg-type]
-    # Its factors depend on the length that the engine was started with.
-    short, long = (FakeModel(length, rope_parameters={"rope_type": "longrope"}) for length in (512, 1024))
-    assert model_numbers(short) != model_numbers(long)  # type: ignore[arg-type]
-    # What is no JSON has no text of its own process.
-    odd, again = FakeModel(odd=object()), FakeModel(odd=object())
-    assert model_numbers(odd) == model_numbers(again)  # type: ignore[arg-type]

@@ -36,6 +36,26 @@ def test_a_wrong_option_is_refused_with_its_remedy(given: dict[str, object], mes
         ConnectorOptions.read(given)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"timeout_ms": "5s"}, "timeout_ms is '5s': expected a whole number"),
+        ({"hold_ms": 1.5}, "hold_ms is 1.5: expected a whole number"),
+        ({"num_copy_threads": 0}, "num_copy_threads is 0: choose 1 to 64"),
+        ({"socket": 7}, "socket is 7: expected a text or null"),
+    ],
+)
+def test_the_runtime_of_the_engines_own_connector_refuses_the_same_with_the_same_words(
+    given: dict[str, object], message: str
+) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.umbp import UMBPRuntimeConfig, UMBPRuntimeFactory
+
+    import umbp.vllm.runtime  # noqa: F401
+
+    with pytest.raises(OptionError, match=re.escape(message)):
+        UMBPRuntimeFactory.build(UMBPRuntimeConfig("embedded", {"load_async": True, "theirs": 1} | given))
+
+
 def test_what_is_given_is_taken_and_the_rest_has_its_default(tmp_path: Path) -> None:
     file = tmp_path / "umbpd.toml"
     file.touch()

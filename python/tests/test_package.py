@@ -24,9 +24,30 @@ print(threads, [name for name in ("torch", "vllm", "numpy") if name in sys.modul
     assert run(code) == "1 []"
 
 
-def test_importing_beside_torch_initialises_no_accelerator() -> None:
+def test_importing_the_connectors_beside_an_engine_starts_no_thread_and_touches_no_accelerator() -> None:
     """F11."""
-    assert run("import torch, umbp; print(torch.cuda.is_initialized())").splitlines()[-1] == "False"
+    code = """
+import os
+import torch, vllm
+
+def refuse():
+    raise RuntimeError("the accelerator was initialised")
+
+torch.cuda._lazy_init = refuse
+# What the connectors' own imports of the engine start is the engine's.
+import vllm.config, vllm.v1.kv_cache_interface, vllm.v1.core.kv_cache_utils
+import vllm.distributed.kv_transfer.kv_connector.v1.base
+import vllm.distributed.kv_transfer.kv_connector.v1.metrics
+import vllm.distributed.kv_transfer.kv_connector.v1.umbp
+try:
+    torch.zeros(1).cuda()
+except RuntimeError as error:
+    print(error)
+before = len(os.listdir("/proc/self/task"))
+import umbp.vllm.connector, umbp.vllm.runtime
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+    assert run(code).splitlines()[-2:] == ["the accelerator was initialised", "0"]
 
 
 @pytest.mark.parametrize("name", ["umbpd", "umbp"])

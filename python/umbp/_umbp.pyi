@@ -220,8 +220,8 @@ class Worker:
     def take_removed(self) -> list[tuple[int, bytes]]:
         """Blocks, as (group, hash), that this worker stored and no tier has any more."""
 
-    def notice(self) -> str | None:
-        """News for people: the daemon is away, or is there again."""
+    def notice(self) -> tuple[int, str] | None:
+        """News for people, with its level as `logging` counts: where the daemon is, that it is away, or is back."""
 
     def counters(self) -> dict[str, int]: ...
     def close(self) -> None:
@@ -314,7 +314,7 @@ class Scheduler:
 
     def pending(self) -> bool: ...
     def reset(self) -> bool: ...
-    def notice(self) -> str | None: ...
+    def notice(self) -> tuple[int, str] | None: ...
     def close(self) -> None: ...
 
 class Embedded:

@@ -1,4 +1,5 @@
-//! What the host of a runtime may show: the daemon is away, or is there again. Once for each time.
+//! What the host of a runtime may show: where the daemon is, that it is away, or that it is there again. Once for each
+//! time, and in no log of this crate: an engine has several runtimes, and its host says it once.
 
 use std::path::PathBuf;
 
@@ -15,7 +16,7 @@ pub enum Notice {
         /// Why there is none.
         reason: String,
     },
-    /// There is one, after it was away.
+    /// There is one: the first word, or after it was away.
     Attached {
         /// The daemon's socket.
         socket: PathBuf,
@@ -37,33 +38,29 @@ impl std::fmt::Display for Notice {
     }
 }
 
-/// Whether the last word was that the daemon is away.
+/// Whether the last word was that the daemon is away; none = there was no word yet.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    away: bool,
+    away: Option<bool>,
 }
 
 impl Watch {
-    /// News since the last call; at most one, which is also logged.
+    /// News since the last call; at most one.
     pub(super) fn look(&mut self, client: &Client, socket: &std::path::Path) -> Option<Notice> {
         let socket = socket.to_owned();
         match (client.detached(), self.away) {
-            (Some(error), false) => {
-                self.away = true;
+            (Some(error), None | Some(false)) => {
+                self.away = Some(true);
                 let reason = match error {
                     Error::Detached { reason, .. } => reason,
                     other => other.to_string(),
                 };
-                let notice = Notice::Away { socket, reason };
-                tracing::warn!("{notice}");
-                Some(notice)
+                Some(Notice::Away { socket, reason })
             }
-            (None, true) => {
-                self.away = false;
+            (None, None | Some(true)) => {
+                self.away = Some(false);
                 let daemon = client.welcome().map_or_else(String::new, |welcome| welcome.daemon);
-                let notice = Notice::Attached { socket, daemon };
-                tracing::info!("{notice}");
-                Some(notice)
+                Some(Notice::Attached { socket, daemon })
             }
             _ => None,
         }

@@ -10,6 +10,7 @@ from umbp.vllm.session import HOLD_MS, TIMEOUT_MS, SessionOptions
 
 COPY_THREADS_MAX = 64
 RUNTIME_OPTIONS = ("socket", "hold_ms", "timeout_ms", "num_copy_threads")
+POLICY_OPTION = "allow_load_failure_policy"
 MODES = ("standalone", "embedded")
 
 
@@ -87,6 +88,12 @@ def reference_session(given: Mapping[str, Any]) -> SessionOptions:
     """Of UMBPStoreConnector's options those that are the runtime's, checked as UmbpConnector's own. What else there is,
     is the connector's."""
     return ConnectorOptions.read({name: given[name] for name in RUNTIME_OPTIONS if name in given}).session()
+
+
+def reference_allows_policy(given: Mapping[str, Any]) -> bool:
+    """Of UMBPStoreConnector's options the one that lets an engine start under another policy."""
+    own = {name: given[name] for name in (POLICY_OPTION,) if name in given}
+    return ConnectorOptions.read(own).allow_load_failure_policy
 
 
 def check_policy(policy: str | None, allowed: bool) -> None:

@@ -2,13 +2,14 @@
 
 Name this module as the connector's: `kv_connector="UMBPStoreConnector"`,
 `kv_connector_module_path="umbp.vllm.runtime"`. Of `kv_connector_extra_config` it reads socket,
-hold_ms, timeout_ms and num_copy_threads; the rest is the connector's.
+hold_ms, timeout_ms, num_copy_threads and allow_load_failure_policy; the rest is the connector's.
 
 A daemon that is absent, hung or restarted is misses and failed blocks; no call waits longer than `timeout_ms`.
 """
 
 import logging
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.umbp import (
@@ -18,15 +19,21 @@ from vllm.distributed.kv_transfer.kv_connector.v1.umbp import (
     TransferJobState,
     UMBPRuntimeConfig,
     UMBPRuntimeFactory,
-    UMBPStoreConnector,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.umbp import UMBPStoreConnector as EngineConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.umbp.data import BlockLoadBatch, BlockStoreBatch
 
 from umbp import JobResult, Layout
 from umbp.vllm.chains import Chains
-from umbp.vllm.options import reference_session
+from umbp.vllm.identity import check_hashes
+from umbp.vllm.options import check_policy, reference_allows_policy, reference_session
 from umbp.vllm.session import Session, SessionOptions, reference_descriptor
 from umbp.vllm.staging import Result, Staging, Transfers
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+    from vllm.v1.kv_cache_interface import KVCacheConfig
 
 __all__ = ["SchedulerHandle", "UMBPStoreConnector", "UmbpdRuntime", "WorkerHandle", "register", "settle"]
 
@@ -263,6 +270,18 @@ class UmbpdRuntime:
     def _session(self, role: str, namespace: str, topology: RankTopology) -> Session:
         sizes = (topology.tp_size, topology.pcp_size, topology.dcp_size, topology.pp_size)
         return Session(role, reference_descriptor(namespace, *sizes), namespace, self._options)
+
+
+class UMBPStoreConnector(EngineConnector):
+    """The engine's own, begun only where a stored block can be found again, and where a failed load is computed."""
+
+    def __init__(self, vllm_config: "VllmConfig", role: "KVConnectorRole", kv_cache_config: "KVCacheConfig") -> None:
+        transfer = vllm_config.kv_transfer_config
+        assert transfer is not None
+        extra = transfer.kv_connector_extra_config
+        check_policy(transfer.kv_load_failure_policy, reference_allows_policy(extra))
+        check_hashes(vllm_config.cache_config.prefix_caching_hash_algo)
+        super().__init__(vllm_config, role, kv_cache_config)
 
 
 def register() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from umbp import Scheduler
 from umbp.vllm.groups import groups_of
-from umbp.vllm.identity import Place
+from umbp.vllm.identity import Place, reports_expected
 from umbp.vllm.messages import UmbpHandshake, UmbpMetadata, UmbpWorkerMetadata, removed, stored
 from umbp.vllm.options import ConnectorOptions
 
@@ -58,6 +58,7 @@ class SchedulerSide:
         self._with_events = bool(events and events.enable_kv_cache_events)
         self._options = options
         self._enabled = enabled
+        self._reports_expected = reports_expected(vllm_config)
         groups = groups_of(kv_cache_config)
         # Blocks of full attention stay a request's own until it ends: tables need not be asked for.
         self._frees_blocks = any(group.kind != "full" for group in groups)
@@ -88,8 +89,16 @@ class SchedulerSide:
             logger.warning("load_async=false is not possible with several KV cache groups: loads are asynchronous")
 
     def bind(self, reports: Sequence[UmbpHandshake]) -> None:
-        """What the workers' bytes mean. They must agree."""
-        if not reports or not self._enabled:
+        """What the workers' bytes mean. They must agree, and none may be missing: a block is there when all have
+        stored their part."""
+        if not self._enabled:
+            return
+        if len(reports) != self._reports_expected:
+            logger.warning(
+                "nothing is loaded or stored: %d of %d workers have registered KV caches; the others' logs say why",
+                len(reports),
+                self._reports_expected,
+            )
             return
         first = reports[0]
         for other in reports[1:]:
@@ -252,4 +261,4 @@ class SchedulerSide:
 
     def _look(self) -> None:
         if (notice := self._core.notice()) is not None:
-            logger.warning("%s", notice)
+            logger.log(notice[0], "%s", notice[1])

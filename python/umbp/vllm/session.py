@@ -29,18 +29,20 @@ class SessionOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> "SessionOptions":
-        """From `kv_connector_extra_config`; what it does not name has its default."""
-        threads = options.get("num_copy_threads")
+        """From checked options; what they do not name has its default."""
         return cls(
             socket=str(options.get("socket") or default_socket()),
-            hold_ms=int(options.get("hold_ms", HOLD_MS)),
-            timeout_ms=int(options.get("timeout_ms", TIMEOUT_MS)),
-            num_copy_threads=None if threads is None else int(threads),
+            hold_ms=options.get("hold_ms", HOLD_MS),
+            timeout_ms=options.get("timeout_ms", TIMEOUT_MS),
+            num_copy_threads=options.get("num_copy_threads"),
         )
 
 
 class Session:
-    """A client, and one warning for each time that its daemon is away."""
+    """A client, and one word for each time that its daemon is away or there.
+
+    An engine has many sessions and warns once: its scheduler's does; a worker's says it as information.
+    """
 
     def __init__(self, role: str, descriptor: Mapping[str, str], namespace: str, options: SessionOptions) -> None:
         self.options = options
@@ -53,22 +55,27 @@ class Session:
             timeout_ms=options.timeout_ms,
             job_timeout_ms=options.timeout_ms,
         )
-        self._warned = False
+        self._away = logging.WARNING if role == "scheduler" else logging.INFO
+        self._attached: bool | None = None
         self.client.wait_attached(min(FIRST_ATTACH_MS, options.timeout_ms))
         self.look()
         # Also when the interpreter ends, before the engine's memory goes.
         self._close = weakref.finalize(self, self.client.close)
 
     def look(self) -> None:
-        """Says once that the daemon is away, and once that it is back."""
+        """Says where the daemon is, or that it is away; each once, until it changes."""
         attached = self.client.attached
-        if not attached and not self._warned:
-            logger.warning(
-                "no umbpd on %s: nothing is loaded or stored until one is there (start `umbpd`)", self.options.socket
+        if attached == self._attached:
+            return
+        self._attached = attached
+        if attached:
+            logger.info("attached to umbpd on %s", self.options.socket)
+        else:
+            logger.log(
+                self._away,
+                "no umbpd on %s: nothing is loaded or stored until one is there (start `umbpd`)",
+                self.options.socket,
             )
-        elif attached and self._warned:
-            logger.info("umbpd on %s is there: attached", self.options.socket)
-        self._warned = not attached
 
     def close(self) -> None:
         """When it returns, no thread touches registered memory."""

@@ -77,24 +77,33 @@ class WorkerSide:
         self._session: Session | None = None
 
     def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Begins: attaches, and registers each allocation once. What it cannot make sense of it leaves alone."""
+        """Begins: attaches, and registers each allocation once. What it cannot make sense of it leaves alone.
+
+        Its scheduler then misses its report, and the whole engine goes without.
+        """
         layers = layers_of(self._kv_cache_config)
         odd = [name for name, *_ in layers if not isinstance(kv_caches.get(name), torch.Tensor)]
         if odd or not layers:
-            logger.warning("nothing is loaded or stored: %s", f"no single tensor for {odd}" if odd else "no KV to keep")
+            self._go_without(f"no single tensor for {odd}" if odd else "no KV to keep")
             return
         tensors = {name: kv_caches[name] for name, *_ in layers}
         named = identity.descriptor(self._vllm_config, self._kv_cache_config, tensors, self._options.key_namespace)
         try:
             self._core = self._begin(layers, tensors, named)
         except ValueError as error:
-            logger.warning("nothing is loaded or stored: %s", error)
+            self._go_without(str(error))
             return
         self.descriptor = named
         self._tensors = list(tensors.values())  # kept as long as a copy thread may touch them
         # Also when the interpreter ends, before the engine's memory goes.
         weakref.finalize(self, self._core.close)
         self._look()
+
+    def _go_without(self, reason: str) -> None:
+        if not identity.reports_tell_workers_apart(self._vllm_config):
+            # Its report would not be missed: the scheduler would wait for its part of each block for ever.
+            raise ValueError(f"{reason}: with prefill context parallelism the engine cannot go without one worker")
+        logger.warning("nothing is loaded or stored: %s", reason)
 
     def _begin(self, layers: list[Layer], tensors: dict[str, torch.Tensor], named: dict[str, str]) -> Worker:
         config, session = self._kv_cache_config, self._options.session(self._socket)
@@ -174,7 +183,8 @@ class WorkerSide:
         if self._session is not None:
             self._session.look()
         if self._core is not None and (notice := self._core.notice()) is not None:
-            logger.warning("%s", notice)
+            # One warning per engine: the scheduler's.
+            logger.info("worker %s: %s", self._vllm_config.parallel_config.rank, notice[1])
 
     def close(self) -> None:
         """When it returns, no thread touches the engine's memory."""

@@ -37,7 +37,10 @@ fn d4_a_stopped_daemon_costs_a_step_no_more_than_the_time_out() {
     worker.fill(6);
     let (stored, other) = (plans(0..16), plans(16..32));
     worker.store_all(&stored);
-    assert!(worker.runtime.notice().is_none() && scheduler.notice().is_none());
+    for notice in [worker.runtime.notice(), scheduler.notice()] {
+        assert!(matches!(notice, Some(Notice::Attached { .. })), "the first word: {notice:?}");
+    }
+    assert!(worker.runtime.notice().is_none() && scheduler.notice().is_none(), "once");
     daemon.signal(Signal::STOP);
 
     // One step of the worker: all jobs together take no longer than one time-out.
