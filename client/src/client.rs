@@ -283,6 +283,16 @@ impl Client {
         }
     }
 
+    /// Gives up all of this session's holds, without waiting for the answer.
+    pub(crate) fn give_up_all_holds(&self) {
+        if self.shared().check_process().is_err() {
+            return;
+        }
+        if let Some(session) = self.shared().session() {
+            session.tell(&Request::Unhold { keys: Vec::new() });
+        }
+    }
+
     /// Forgets all blocks of this client's namespace that are not in use; those in use are counted.
     pub fn clear(&self) -> Result<Cleared, Error> {
         self.shared().check_process()?;

@@ -5,6 +5,7 @@ mod fake;
 use std::time::Duration;
 
 use fake::*;
+use umbp_client::runtime::{RuntimeOptions, SchedulerRuntime};
 use umbp_client::{Client, Counter, Error, FailCause, Outcome};
 use umbp_protocol::message::*;
 
@@ -18,6 +19,21 @@ fn check_attaches_anew(fake: &Fake, client: &Client, boot_id: u64) -> Peer {
     assert!(client.wait_attached(LONG));
     assert_eq!(client.welcome().expect("attached").boot_id, boot_id);
     peer
+}
+
+/// Unanswered, each alone would take a whole time-out.
+#[test]
+fn a_clear_and_the_end_of_its_own_holds_are_waited_for_together() {
+    let fake = Fake::new();
+    let options = RuntimeOptions { timeout: LONG, ..RuntimeOptions::new(fake.options().socket, namespace()) };
+    let clearing = std::thread::spawn(move || SchedulerRuntime::start(&options).expect("started").clear());
+    let mut peer = fake.accept(1, 10);
+    let (_, unhold) = peer.next();
+    assert!(matches!(&unhold, Request::Unhold { keys } if keys.is_empty()), "{unhold:?}");
+    let (id, clear) = peer.next();
+    assert!(matches!(clear, Request::Clear { .. }), "{clear:?}");
+    peer.reply(id, &Reply::Clear { removed: 1, pinned: 0 });
+    assert!(clearing.join().expect("no panic"));
 }
 
 #[test]

@@ -23,6 +23,8 @@ impl Embedded {
     /// pre-faulting its pool. `config` is a deployment's file; `program` the umbpd whose `../plugins` holds backends.
     #[new]
     fn new(py: Python<'_>, config: Option<PathBuf>, socket: Option<PathBuf>, program: PathBuf) -> PyResult<Self> {
+        // Warnings of the daemon, and of this process's clients, would be nobody's.
+        umbpd::process::init_log();
         let origin = config.as_ref().map_or("embedded default".to_owned(), |file| file.display().to_string());
         py.detach(|| {
             let config =

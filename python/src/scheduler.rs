@@ -140,15 +140,19 @@ impl Scheduler {
         tokens: Vec<u32>,
         hashes: Vec<Vec<u8>>,
     ) -> PyResult<()> {
-        let tokens = if tokens.is_empty() { vec![0; new_tokens] } else { tokens };
+        let mut uncounted = if tokens.is_empty() { new_tokens } else { 0 };
         let hashes = hashes.iter().map(|bytes| hash(bytes)).collect::<PyResult<Vec<_>>>()?;
         self.with(py, |machine| {
             let id = RequestId::from(id);
             if is_new {
-                machine.add_request(&id, prompt_tokens, &tokens, &hashes);
-            } else {
-                machine.grow(&id, &tokens, &hashes);
+                machine.add_request(&id, prompt_tokens, &[], &[]);
             }
+            while uncounted > 0 {
+                let part = uncounted.min(ANY_TOKENS.len());
+                machine.grow(&id, &ANY_TOKENS[..part], &[]);
+                uncounted -= part;
+            }
+            machine.grow(&id, &tokens, &hashes);
         });
         Ok(())
     }
@@ -305,6 +309,8 @@ impl Scheduler {
     }
 }
 
+/// Stand for tokens of which only the number counts.
+static ANY_TOKENS: [u32; 4096] = [0; 4096];
 /// Objects that KV events follow, at most.
 const KV_EVENT_OBJECTS_MAX: usize = 65_536;
 

@@ -1,7 +1,7 @@
 //! What workers are to do in one step, on its way from the scheduler's process to theirs.
 //!
-//! Encoded only when it is pickled, for processes of one engine, which run one build: [`MAGIC`] and the package's
-//! version stand in front, and bytes of another build are refused.
+//! Encoded only when it is pickled, for processes of one engine, which run one installed package: its version stands in
+//! front ([`MAGIC`]), and bytes of another version are refused. Two builds of one version are not told apart.
 
 use std::sync::Arc;
 
@@ -59,7 +59,9 @@ impl StepPlan {
     #[staticmethod]
     fn from_bytes(bytes: &[u8]) -> PyResult<Self> {
         Self::decode(bytes).ok_or_else(|| {
-            PyValueError::new_err(format!("not a step of this build ({MAGIC:?}): all processes of an engine need one"))
+            PyValueError::new_err(format!(
+                "not a step of this version ({MAGIC:?}): all processes of an engine need one"
+            ))
         })
     }
 

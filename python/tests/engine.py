@@ -1,5 +1,6 @@
 """A real vLLM engine in a process of its own, so that one that hangs or dies fails its test and nothing else."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -49,6 +50,8 @@ class EngineOptions:
     tp: int = 1
     """Workers that share each layer; with `separate`."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    log: Path | None = None
+    """A file for what its processes write to standard output and error."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,16 @@ class Engine:
         host = Path(__file__).parent / "engine_host.py"
         environment = os.environ | ENVIRONMENT | dict(options.environment)
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(options.separate))
-        self._process = subprocess.Popen(
-            [sys.executable, str(host), str(theirs.fileno()), str(model)],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            preexec_fn=die_with_parent,
-        )
+        with contextlib.ExitStack() as files:
+            output = None if options.log is None else files.enter_context(options.log.open("wb"))
+            self._process = subprocess.Popen(
+                [sys.executable, str(host), str(theirs.fileno()), str(model)],
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                stdout=output,
+                stderr=output,
+                preexec_fn=die_with_parent,
+            )
         theirs.close()
         try:
             self._pipe.send(options)

@@ -4,7 +4,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -186,12 +186,25 @@ def test_without_a_daemon_all_is_a_miss_at_once(tmp_path: Path, memory: Memory) 
         client.lookup([key(1)])
 
 
-def test_other_threads_run_while_a_call_waits(daemon: Daemon, memory: Memory) -> None:
+def refused(call: Callable[[], object]) -> None:
+    with pytest.raises(RuntimeError):
+        call()
+
+
+@pytest.mark.parametrize("what", ["lookup", "wait", "clear", "close"])
+def test_other_threads_run_while_a_call_waits(what: str, daemon: Daemon, memory: Memory) -> None:
     client = connect(daemon, timeout_ms=1000)
     client.register(memory.address, len(memory.map))
     daemon.hang()
     try:
-        asking = threading.Thread(target=client.lookup, args=([key(1)],))
+        job = client.load([key(1)], [[(memory.address, BLOCK)]])
+        call: Callable[[], object] = {
+            "lookup": lambda: client.lookup([key(1)]),
+            "wait": lambda: client.wait(job, 500),
+            "clear": lambda: refused(client.clear),
+            "close": client.close,
+        }[what]
+        asking = threading.Thread(target=call)
         asking.start()
         turns = 0
         while asking.is_alive():
@@ -199,7 +212,8 @@ def test_other_threads_run_while_a_call_waits(daemon: Daemon, memory: Memory) ->
         assert turns > 1000
     finally:
         daemon.hang(False)
-    assert client.wait_attached(10_000)
+    if what != "close":
+        assert client.wait_attached(10_000)
     client.close()
 
 

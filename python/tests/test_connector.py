@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import HOLD_MS, TIMEOUT_MS, NoPrefixCacheChecks, PreemptionChecks, PrefixChecks
+from checks import HOLD_MS, TIMEOUT_MS, NoPrefixCacheChecks, PreemptionChecks, PrefixChecks, closing
 from conftest import A, Plain, prompt
 from daemon import Daemon
 from engine import Engine, EngineOptions
@@ -18,11 +18,8 @@ MODULE = "umbp.vllm"
 @contextmanager
 def running(model: Path, daemon: Daemon, extra: dict[str, Any], **how: Any) -> Iterator[Engine]:
     own = {"socket": str(daemon.socket), "timeout_ms": TIMEOUT_MS, "hold_ms": HOLD_MS}
-    engine = Engine(model, EngineOptions("UmbpConnector", MODULE, own | extra, **how))
-    daemon.engines += 1
-    yield engine
-    daemon.engines -= 1
-    engine.close()
+    with closing(model, EngineOptions("UmbpConnector", MODULE, own | extra, **how), daemon) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +59,6 @@ class TestSynchronousLoads(PrefixChecks, PreemptionChecks):
 
 class TestThroughHostBuffersWithoutPrefixCache(NoPrefixCacheChecks):
     """The tensors are the CPU's, moved as a device's would be."""
-
-    @pytest.fixture(scope="class")
-    def daemon(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-        daemon = Daemon(tmp_path_factory.mktemp("late"))
-        yield daemon
-        daemon.stop()
 
     @pytest.fixture(scope="class")
     def engine(self, model: Path, daemon: Daemon) -> Iterator[Engine]:

@@ -48,6 +48,19 @@ def test_the_first_process_serves_and_the_next_attaches(config: Path) -> None:
     again.stop()
 
 
+def test_what_the_daemon_warns_of_is_on_standard_error(config: Path, tmp_path: Path) -> None:
+    config.write_text(
+        f'[daemon]\nsocket = "{tmp_path}/own.sock"\nadmin = "off"\n{TIER}'
+        '[[tier]]\nname = "disk"\nbackend = "nvme"\ncapacity = "64MiB"\nrequired = false\n'
+        '[tier.options]\npaths = ["/proc/nowhere"]\n'
+    )
+    code = "import sys, umbp; umbp.Embedded(sys.argv[1], None, umbp.program('umbpd')).stop()"
+    ran = subprocess.run([sys.executable, "-c", code, config], capture_output=True, text=True, check=True)
+    lines = [line for line in ran.stderr.splitlines() if "tier disk does not serve" in line]
+    assert len(lines) == 1, ran.stderr
+    assert "WARN" in lines[0]
+
+
 def test_a_wrong_deployment_is_refused_with_its_place_and_remedy(config: Path) -> None:
     config.write_text(TIER.replace("capacity", "capasity"))
     with pytest.raises(ValueError, match=r"capasity.*did you mean"):

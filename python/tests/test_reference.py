@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import HOLD_MS, TIMEOUT_MS, NoPrefixCacheChecks, PreemptionChecks, PrefixChecks
+from checks import HOLD_MS, TIMEOUT_MS, NoPrefixCacheChecks, PreemptionChecks, PrefixChecks, closing
 from conftest import A, Plain
 from daemon import Daemon
 from engine import Engine, EngineOptions
@@ -20,11 +20,8 @@ NAMESPACE = "reference"
 @contextmanager
 def running(model: Path, daemon: Daemon, extra: dict[str, Any], **how: Any) -> Iterator[Engine]:
     own = {"socket": str(daemon.socket), "key_namespace": NAMESPACE, "timeout_ms": TIMEOUT_MS, "hold_ms": HOLD_MS}
-    engine = Engine(model, EngineOptions("UMBPStoreConnector", "umbp.vllm.runtime", own | extra, **how))
-    daemon.engines += 1
-    yield engine
-    daemon.engines -= 1
-    engine.close()
+    with closing(model, EngineOptions("UMBPStoreConnector", "umbp.vllm.runtime", own | extra, **how), daemon) as engine:
+        yield engine
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +62,6 @@ class TestSynchronousLoads(PrefixChecks, PreemptionChecks):
 
 
 class TestWithoutPrefixCache(NoPrefixCacheChecks):
-    @pytest.fixture(scope="class")
-    def daemon(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-        daemon = Daemon(tmp_path_factory.mktemp("late"))
-        yield daemon
-        daemon.stop()
-
     @pytest.fixture(scope="class")
     def engine(self, model: Path, daemon: Daemon) -> Iterator[Engine]:
         with running(model, daemon, {"key_namespace": "auto"}, prefix_caching=False, blocks=30) as engine:

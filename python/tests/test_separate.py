@@ -4,12 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checks import HOLD_MS, TIMEOUT_MS, NoPrefixCacheChecks, PreemptionChecks, PrefixChecks
-from conftest import A, B, Plain
+from checks import HOLD_MS, TIMEOUT_MS, NoPrefixCacheChecks, PreemptionChecks, PrefixChecks, check_prefixes, closing
+from conftest import Plain
 from daemon import Daemon
 from engine import Engine, EngineOptions
 from store import Store
 from test_connector import MODULE, running
+
+import umbp
 
 
 class TestAsynchronousLoads(PrefixChecks, PreemptionChecks):
@@ -27,12 +29,6 @@ class TestAsynchronousLoads(PrefixChecks, PreemptionChecks):
 
 class TestSynchronousLoadsWithoutPrefixCache(NoPrefixCacheChecks):
     @pytest.fixture(scope="class")
-    def daemon(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-        daemon = Daemon(tmp_path_factory.mktemp("late"))
-        yield daemon
-        daemon.stop()
-
-    @pytest.fixture(scope="class")
     def engine(self, model: Path, daemon: Daemon) -> Iterator[Engine]:
         extra = {"load_async": False, "save_decode_cache": True}
         with running(model, daemon, extra, separate=True, prefix_caching=False) as engine:
@@ -46,25 +42,25 @@ def test_an_embedded_daemon_serves_its_engine(model: Path, plain: Plain, tmp_pat
     options = EngineOptions(
         "UmbpConnector", MODULE, extra, separate=True, environment={"XDG_RUNTIME_DIR": str(tmp_path)}
     )
-    engine = Engine(model, options)
-    cached = []
-    for prompt, expected in ((A, plain.a), (A, plain.a), (B, plain.b), (A, plain.a)):
-        engine.forget()
-        answer = engine.one(prompt)
-        assert answer.tokens == expected
-        cached.append(answer.cached)
-    assert cached == [0, 288, 192, 288]
-    engine.close()
+    with closing(model, options) as engine:
+        check_prefixes(engine, plain)
 
 
-def test_two_workers_make_up_a_block_together(model: Path, daemon: Daemon, plain: Plain) -> None:
+def test_two_workers_make_up_a_block_together_and_their_engine_warns_once(
+    model: Path, plain: Plain, tmp_path: Path
+) -> None:
     """C5: a block is there only if both have stored their part."""
-    bound = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
-    with running(model, daemon, {"key_namespace": "two"}, separate=True, tp=2, environment=bound) as engine:
-        cached = []
-        for prompt, expected in ((A, plain.a), (A, plain.a), (B, plain.b), (A, plain.a)):
-            engine.forget()
-            answer = engine.one(prompt)
-            assert answer.tokens == expected
-            cached.append(answer.cached)
-        assert cached == [0, 288, 192, 288]
+    late = Daemon(tmp_path)
+    log = tmp_path / "engine.log"
+    # vLLM gives level and text to its handler alone.
+    told = {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_LOGGING_LEVEL": "INFO"}
+    with running(model, late, {"key_namespace": "two"}, separate=True, tp=2, environment=told, log=log) as engine:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if f"no umbpd on {late.socket}" in line]
+        assert len([line for line in lines if "WARNING" in line]) == 1, lines
+        late.start()
+        try:
+            late.await_engines()
+            check_prefixes(engine, plain)
+            assert f"attached to umbpd {umbp.__version__} on {late.socket}" in log.read_text(errors="replace")
+        finally:
+            late.stop()

@@ -317,10 +317,10 @@ def test_a_step_travels_between_processes_unchanged() -> None:
     assert pickle.loads(pickle.dumps(StepPlan())).to_bytes() == StepPlan().to_bytes()
 
 
-def test_a_step_of_another_build_is_refused() -> None:
+def test_bytes_that_are_no_step_of_this_version_are_refused() -> None:
     step = StepPlan(loads=[("a", [(0, block_hash(1), 3)])]).to_bytes()
     for spoiled in (step[:-1], step + b"\0", step[:8] + b"x" + step[9:], b""):
-        with pytest.raises(ValueError, match="not a step of this build"):
+        with pytest.raises(ValueError, match="not a step of this version"):
             StepPlan.from_bytes(spoiled)
 
 

@@ -133,7 +133,7 @@ class Client:
         """When it returns, no thread touches registered memory any more."""
 
 class StepPlan:
-    """Loads and stores of one engine step. Immutable; it can be pickled, for processes of the same build.
+    """Loads and stores of one engine step. Immutable; it can be pickled, for processes of the same version.
 
     A load's block is (group, hash, block id); a store's has (parent's hash, depth) besides. Per request, the head of
     the chain first.
@@ -172,7 +172,8 @@ class Worker:
     """The worker's side of the connector: turns steps into jobs and settles them. Each report is taken once.
 
     `handle_preemptions`, `close` and, with synchronous loads, `start_load` and `wait_for_layer_load` may wait, at most
-    `timeout_ms`; nothing fails for want of a daemon. The memory of `ranges` stays mapped until `close` returns.
+    `timeout_ms` in a step, besides what the scheduler's side may wait in it; nothing fails for want of a daemon. The
+    memory of `ranges` stays mapped until `close` returns.
     """
 
     def __init__(
@@ -231,8 +232,9 @@ class Scheduler:
     """The scheduler's side of the connector: plans what a step's workers load and store.
 
     It looks nothing up and stores nothing until it is bound. `matched` and `reset` may wait for the daemon, at most
-    `timeout_ms`; nothing fails for want of one. `groups`: (kind, block size, window, mode, is the drafter's), kinds as
-    in `umbp.vllm.groups`. A table is a list of block ids per group; a block is (group, hash).
+    `timeout_ms`, besides what the worker's side may wait in the same step; nothing fails for want of one. `groups`:
+    (kind, block size, window, mode, is the drafter's), kinds as in `umbp.vllm.groups`. A table is a list of block ids
+    per group; a block is (group, hash).
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 //! `wheel`: the Python package with programs and plugins in it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::artifacts;
@@ -35,11 +35,11 @@ pub(crate) fn wheel(profile: Profile, maturin: &str) -> Result<PathBuf> {
     let made = artifacts::build(&arguments)?;
     let bundle = shell::root().join(BUNDLE);
     // What is no longer built must not be shipped.
-    let _ = std::fs::remove_dir_all(&bundle);
+    remove(&bundle)?;
     artifacts::install(&made.programs, &bundle.join("bin"))?;
     artifacts::install(&made.shared_objects, &bundle.join("plugins"))?;
     let folder = shell::target()?.join("wheels").join(profile.name());
-    let _ = std::fs::remove_dir_all(&folder);
+    remove(&folder)?;
     let mut command = Command::new(maturin);
     command.args(["build", "--locked", "--profile", profile.name(), "--out"]).arg(&folder);
     command.current_dir(shell::root().join("python"));
@@ -50,4 +50,14 @@ pub(crate) fn wheel(profile: Profile, maturin: &str) -> Result<PathBuf> {
     let wheel = wheel.ok_or_else(|| format!("maturin left no wheel in {}", folder.display()))?;
     shell::say(&format!("built {}", wheel.display()));
     Ok(wheel)
+}
+
+/// A folder and all in it, if it is there.
+fn remove(folder: &Path) -> Result {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("remove {}, whose files would be shipped: {error}", folder.display()))
+        }
+        _ => Ok(()),
+    }
 }

@@ -2,8 +2,9 @@
 //! [`Runtime`](umbp_connector_core::runtime::Runtime), and [`SchedulerRuntime`] answers lookups.
 //!
 //! No call waits longer than [`RuntimeOptions::timeout`], and none fails an engine: a daemon that is absent, hung or
-//! restarted is misses and failed blocks. The daemon being away is told once for each time ([`Notice`]), for the host
-//! to show.
+//! restarted is misses and failed blocks. A time-out is a session's: an engine whose scheduler and worker both wait in
+//! one step waits twice in it, once per side; then both sessions are lost, and later steps wait no more. Where the
+//! daemon is, and that it is away, is told once for each time ([`Notice`]), for the host to show.
 //!
 //! ```no_run
 //! use umbp_client::runtime::{Hold, MemoryRange, RuntimeOptions, SchedulerRuntime, WorkerRuntime};

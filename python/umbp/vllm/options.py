@@ -37,7 +37,7 @@ class ConnectorOptions:
     num_copy_threads: int | None = None
     """Threads that copy, 1 to 64; none = as many as cores, at most 4."""
     timeout_ms: int = TIMEOUT_MS
-    """The longest wait for the daemon, in any engine step."""
+    """The longest wait for the daemon in an engine step, per side: the scheduler's and each worker's."""
     save_decode_cache: bool = False
     """Blocks of generated tokens are stored too."""
     hold_ms: int = HOLD_MS
