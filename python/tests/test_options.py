@@ -25,6 +25,7 @@ from umbp.vllm.versions import UnknownEngine, check_version
         ({"hold_ms": -1}, "hold_ms is -1: choose 0 to 3600000 milliseconds"),
         ({"num_copy_threads": 65}, "num_copy_threads is 65: choose 1 to 64"),
         ({"socket": ""}, "socket is empty"),
+        ({"socket": "~/umbpd.sock"}, "socket is '~/umbpd.sock': give an absolute path"),
         ({"key_namespace": ""}, "key_namespace is empty"),
         ({"config": "umbpd.toml"}, "config is 'umbpd.toml' in mode 'standalone'"),
         ({"mode": "embedded", "config": "/nowhere/umbpd.toml"}, "config is '/nowhere/umbpd.toml': no such file"),

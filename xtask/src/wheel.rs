@@ -30,6 +30,9 @@ impl Profile {
 
 /// Builds programs, plugins and extension module into one wheel, and answers its path. `maturin` is the program.
 pub(crate) fn wheel(profile: Profile, maturin: &str) -> Result<PathBuf> {
+    // Before the programs are built, which takes minutes.
+    shell::output(Command::new(maturin).arg("--version"))
+        .map_err(|error| format!("{error}; maturin builds wheels: `pip install maturin`, or name it with --maturin"))?;
     let mut arguments = vec!["--profile", profile.name()];
     arguments.extend(PACKAGES.iter().flat_map(|package| ["--package", package]));
     let made = artifacts::build(&arguments)?;
@@ -43,8 +46,7 @@ pub(crate) fn wheel(profile: Profile, maturin: &str) -> Result<PathBuf> {
     let mut command = Command::new(maturin);
     command.args(["build", "--locked", "--profile", profile.name(), "--out"]).arg(&folder);
     command.current_dir(shell::root().join("python"));
-    shell::run(&mut command)
-        .map_err(|error| format!("{error}; maturin builds wheels: `pip install maturin`, or name it with --maturin"))?;
+    shell::run(&mut command)?;
     let entries = std::fs::read_dir(&folder).map_err(|e| format!("read {}: {e}", folder.display()))?;
     let wheel = entries.flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|e| e == "whl"));
     let wheel = wheel.ok_or_else(|| format!("maturin left no wheel in {}", folder.display()))?;

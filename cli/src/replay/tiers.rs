@@ -49,7 +49,9 @@ pub(crate) enum Stored {
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub(crate) enum TiersError {
     #[error("no umbpd serves on {socket:?}")]
-    #[diagnostic(help("start one (`cargo xtask serve`), or name its socket with --socket or UMBP_SOCKET"))]
+    #[diagnostic(help(
+        "start one (`umbpd`; in the source tree `cargo xtask serve`), or name its socket with --socket or UMBP_SOCKET"
+    ))]
     Connect {
         socket: PathBuf,
         #[source]

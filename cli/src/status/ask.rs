@@ -16,7 +16,9 @@ const READ_BYTES: usize = 64 << 10;
 #[derive(Debug, thiserror::Error, miette::Diagnostic)]
 pub(crate) enum AskError {
     #[error("no umbpd answers on {socket:?}")]
-    #[diagnostic(help("start one (`cargo xtask serve`), or name its socket with --socket or UMBP_SOCKET"))]
+    #[diagnostic(help(
+        "start one (`umbpd`; in the source tree `cargo xtask serve`), or name its socket with --socket or UMBP_SOCKET"
+    ))]
     Connect {
         socket: String,
         #[source]

@@ -84,7 +84,9 @@ def descriptor(
         key_namespace=key_namespace,
         model=model.model,
         revision=model.revision,
-        block_hash=f"{cache.prefix_caching_hash_algo} {getattr(kv_cache_config, 'hash_block_size', None)}",
+        # Engines with different seeds share nothing anyway: as two namespaces, that can be seen.
+        block_hash=f"{cache.prefix_caching_hash_algo} {getattr(kv_cache_config, 'hash_block_size', None)} "
+        f"seed {os.environ.get(SEED, 'default')}",
         kv_layout=getattr(kv_cache_config, "kv_cache_layout", None),
         kv_dtype=str(cache.cache_dtype),
         block_size=cache.block_size,

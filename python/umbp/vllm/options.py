@@ -77,6 +77,8 @@ class ConnectorOptions:
         for name, text in (("socket", self.socket), ("key_namespace", self.key_namespace)):
             if text == "":
                 raise OptionError(f"{name} is empty: give a value, or leave it out")
+        if self.socket is not None and not Path(self.socket).is_absolute():
+            raise OptionError(f"socket is {self.socket!r}: give an absolute path; '~' and variables are not expanded")
 
     def session(self, socket: str | None = None) -> SessionOptions:
         """Of the daemon at this socket; none = the option's."""
