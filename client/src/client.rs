@@ -2,7 +2,7 @@
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -42,6 +42,11 @@ pub struct Cleared {
 
 struct Running {
     shared: Arc<Shared>,
+    /// None once it is closed. The lock is held while it closes, so that whoever closes it too waits as long.
+    threads: Mutex<Option<Threads>>,
+}
+
+struct Threads {
     keeper: JoinHandle<()>,
     copiers: Vec<JoinHandle<()>>,
 }
@@ -81,7 +86,8 @@ impl Client {
             std::thread::Builder::new().name("umbp-keeper".to_owned()).spawn(move || crate::keeper::run(&shared))
         };
         let keeper = keeper.inspect_err(|_| shared.pool.close()).map_err(error)?;
-        Ok(Self { running: ManuallyDrop::new(Running { shared, keeper, copiers }) })
+        let threads = Mutex::new(Some(Threads { keeper, copiers }));
+        Ok(Self { running: ManuallyDrop::new(Running { shared, threads }) })
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -321,6 +327,30 @@ impl Client {
         self.shared().events.take(timeout)
     }
 
+    /// Ends the session and all jobs, for ever; when it returns, no thread touches engine memory any more, whoever else
+    /// is in a call of this client. Their results can still be taken; what begins later fails at once.
+    pub fn close(&self) {
+        if self.shared().check_process().is_err() {
+            return;
+        }
+        let shared = self.shared();
+        let mut threads = self.running.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(Threads { keeper, copiers }) = threads.take() else { return };
+        // First the keeper, so that nobody attaches anew; then the session, which fails all jobs; then its reader, which
+        // may copy, and gives the copiers work; last the copiers, which run out of it.
+        shared.keeper.close();
+        let _ = keeper.join();
+        shared.closed();
+        if let Some(session) = shared.session() {
+            session.lose(Error::SessionLost("the client was closed".to_owned()));
+        }
+        shared.join_reader();
+        shared.pool.close();
+        for copier in copiers {
+            let _ = copier.join();
+        }
+    }
+
     /// One of this client's counters.
     pub fn counter(&self, counter: Counter) -> u64 {
         self.shared().counters.get(counter)
@@ -338,20 +368,10 @@ impl Drop for Client {
         if self.shared().check_process().is_err() {
             return;
         }
+        self.close();
         // SAFETY: taken once, here, and `running` is not used after.
-        let Running { shared, keeper, copiers } = unsafe { ManuallyDrop::take(&mut self.running) };
-        shared.keeper.close();
-        // First the keeper, so that nobody attaches anew; then the session, which fails all jobs; then the copiers,
-        // which run out of work. The jobs go last: they hold what they touch.
-        let _ = keeper.join();
-        if let Some(session) = shared.session() {
-            session.lose(Error::SessionLost("the client was closed".to_owned()));
-        }
-        shared.pool.close();
-        for copier in copiers {
-            let _ = copier.join();
-        }
-        shared.join_reader();
+        let Running { shared, .. } = unsafe { ManuallyDrop::take(&mut self.running) };
+        // They hold what holds them.
         shared.jobs.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }

@@ -36,7 +36,10 @@ pub use client::{Cleared, Client, JobId, JobResult};
 pub use events::{ClientEvent, EVENTS_MAX};
 pub use load::LoadBlock;
 pub use lookup::Lookup;
-pub use options::{COPY_QUEUE_BLOCKS_MAX, COPY_THREADS_MAX, Checksums, Error, JOB_BLOCKS_MAX, JOBS_MAX, Options};
+pub use options::{
+    CALL_TIMEOUT_MS, COPY_QUEUE_BLOCKS_MAX, COPY_THREADS_MAX, Checksums, Error, JOB_BLOCKS_MAX, JOB_TIMEOUT_MS,
+    JOBS_MAX, Options,
+};
 pub use outcome::{Counter, FailCause, Outcome};
 pub use region::{REGIONS_MAX, RegionId, Run};
 pub use store::StoreBlock;

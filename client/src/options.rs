@@ -15,6 +15,11 @@ pub const COPY_QUEUE_BLOCKS_MAX: usize = 65_536;
 /// Most copy threads.
 pub const COPY_THREADS_MAX: usize = 64;
 
+/// The longest wait for one answer, unless a client is told another.
+pub const CALL_TIMEOUT_MS: u64 = 5_000;
+/// The longest that a job may take, unless a client is told otherwise.
+pub const JOB_TIMEOUT_MS: u64 = 30_000;
+
 /// Which copies compute and compare the block's checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Checksums {
@@ -60,8 +65,8 @@ impl Options {
             namespace,
             name: concat!("umbp-client ", env!("CARGO_PKG_VERSION")).to_owned(),
             copy_threads: cores.min(4),
-            call_timeout: Duration::from_secs(5),
-            job_timeout: Duration::from_secs(30),
+            call_timeout: Duration::from_millis(CALL_TIMEOUT_MS),
+            job_timeout: Duration::from_millis(JOB_TIMEOUT_MS),
             checksums: Checksums::Policy,
             populate: true,
         }

@@ -166,13 +166,19 @@ impl Shared {
         }
     }
 
+    /// The keeper has ended: nobody need wait for a session any more.
+    pub(crate) fn closed(&self) {
+        let _attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
+        self.attempted.notify_all();
+    }
+
     /// Waits until a session is there.
     pub(crate) fn wait_session(&self, timeout: Duration) -> bool {
         let end = Instant::now() + timeout;
         let mut attempts = self.attempts.lock().unwrap_or_else(PoisonError::into_inner);
         while self.session().is_none() {
             let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if left.is_zero() || self.keeper.is_closing() {
                 return false;
             }
             attempts = self.attempted.wait_timeout(attempts, left).unwrap_or_else(PoisonError::into_inner).0;

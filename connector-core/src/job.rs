@@ -28,6 +28,19 @@ pub enum KeyResult {
 }
 
 impl KeyResult {
+    /// Every one.
+    pub const ALL: [Self; 9] = [
+        Self::Done,
+        Self::Present,
+        Self::Refused,
+        Self::Missed,
+        Self::Corrupt,
+        Self::Late,
+        Self::Cancelled,
+        Self::Disconnected,
+        Self::Invalid,
+    ];
+
     /// The block is where it should be.
     pub fn is_good(self) -> bool {
         matches!(self, Self::Done | Self::Present)

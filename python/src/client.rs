@@ -2,22 +2,22 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use umbp_client::{ClientEvent, JobId, LoadBlock, Options, Run, StoreBlock};
-use umbp_connector_core::job::KeyResult;
+use umbp_client::runtime::{Block, Published, Transfer};
+use umbp_client::{ClientEvent, JobId, Options, Run};
 use umbp_connector_core::key::LocalKey;
 use umbp_connector_core::namespace::NamespaceDescriptor;
 use umbp_protocol::message::Found;
 
-use crate::jobs::Parts;
 use crate::keys::Names;
 use crate::layout::Layout;
 use crate::memory::Memory;
+use crate::without_interpreter;
 
 /// Where umbpd listens, and its clients look, if they are told nothing.
 #[pyfunction]
@@ -37,7 +37,7 @@ pub(crate) struct JobResult {
 /// A job, and those of the client's jobs that it is made of.
 struct Job {
     ids: Vec<JobId>,
-    parts: Mutex<Parts>,
+    transfer: Mutex<Transfer>,
 }
 
 /// One session with umbpd at a time, attached anew by itself. Any thread may call it.
@@ -46,10 +46,13 @@ struct Job {
 /// for a client that is closed.
 #[pyclass(frozen, module = "umbp._umbp")]
 pub(crate) struct Client {
-    inner: Mutex<Option<Arc<umbp_client::Client>>>,
+    inner: umbp_client::Client,
+    closed: AtomicBool,
+    job_timeout: Duration,
     names: Names,
     memory: Mutex<Memory>,
     jobs: Mutex<HashMap<u64, Arc<Job>>>,
+    published: Mutex<Published>,
     last_job: AtomicU64,
     /// The process that made it; in a forked child no thread of it exists.
     process: u32,
@@ -79,17 +82,28 @@ impl Client {
         options.name = name.unwrap_or(options.name);
         options.copy_threads = copy_threads.unwrap_or(options.copy_threads);
         options.call_timeout = timeout_ms.map_or(options.call_timeout, Duration::from_millis);
+        options.job_timeout = options.job_timeout.max(options.call_timeout);
         options.job_timeout = job_timeout_ms.map_or(options.job_timeout, Duration::from_millis);
+        let job_timeout = options.job_timeout;
         let client = py.detach(|| umbp_client::Client::start(options));
         let client = client.map_err(|error| PyValueError::new_err(error.to_string()))?;
         Ok(Self {
-            inner: Mutex::new(Some(Arc::new(client))),
+            inner: client,
+            closed: AtomicBool::new(false),
+            job_timeout,
             names: Names::new(key_namespace),
             memory: Mutex::default(),
             jobs: Mutex::default(),
+            published: Mutex::default(),
             last_job: AtomicU64::new(0),
             process: std::process::id(),
         })
+    }
+
+    /// The longest that a job may take.
+    #[getter]
+    fn job_timeout_ms(&self) -> u64 {
+        u64::try_from(self.job_timeout.as_millis()).unwrap_or(u64::MAX)
     }
 
     /// There is a session now.
@@ -209,16 +223,15 @@ impl Client {
         let found = found.ok_or_else(|| PyValueError::new_err(format!("job {job} is unknown, or its result taken")))?;
         let forked = self.process != std::process::id();
         let end = Instant::now() + Duration::from_millis(timeout_ms);
-        let result = py.detach(|| {
-            let mut parts = lock(&found.parts);
-            (forked || parts.wait(&client, end)).then(|| (parts.error(), parts.results()))
+        let ended = py.detach(|| {
+            let mut transfer = lock(&found.transfer);
+            let ended = transfer.wait(client, end) || forked;
+            // Whoever removes it takes the result.
+            (ended && lock(&self.jobs).remove(&job).is_some()).then(|| transfer.state())
         });
-        let Some((error, ended)) = result else { return Ok(None) };
-        if lock(&self.jobs).remove(&job).is_none() {
-            return Ok(None);
-        }
-        let (results, bytes) = ended.into_iter().map(|(result, bytes)| (result.name(), bytes)).unzip();
-        Ok(Some(JobResult { results, bytes, error }))
+        let Some(ended) = ended else { return Ok(None) };
+        let (results, bytes) = ended.blocks.into_iter().map(|block| (block.result.name(), block.bytes)).unzip();
+        Ok(Some(JobResult { results, bytes, error: ended.error }))
     }
 
     /// Ends a job early; its result follows as soon as no thread touches its memory.
@@ -277,16 +290,42 @@ impl Client {
         Ok((removed, unsure))
     }
 
+    /// These keys' blocks are there now: when they are gone, `take_evicted` tells.
+    fn publish(&self, keys: Vec<String>) {
+        self.published(keys.iter().filter_map(|key| self.names.parse(key)));
+    }
+
+    /// Published keys that no tier has any more, as far as is known: never waits. It takes what `take_removed` takes.
+    fn take_evicted(&self) -> Vec<String> {
+        self.evicted().into_iter().map(|key| self.names.text(key)).collect()
+    }
+
     /// Ends the session; when it returns, no thread touches registered memory any more.
     pub(crate) fn close(&self, py: Python<'_>) {
-        let client = lock(&self.inner).take();
-        py.detach(|| drop(client));
+        self.closed.store(true, Ordering::Release);
+        py.detach(|| self.inner.close());
+    }
+}
+
+/// Closes it, if nobody has.
+impl Drop for Client {
+    fn drop(&mut self) {
+        without_interpreter(|| self.inner.close());
     }
 }
 
 impl Client {
-    fn open(&self) -> PyResult<Arc<umbp_client::Client>> {
-        lock(&self.inner).clone().ok_or_else(|| PyRuntimeError::new_err("the client is closed"))
+    fn open(&self) -> PyResult<&umbp_client::Client> {
+        let closed = self.closed.load(Ordering::Acquire);
+        if closed { Err(PyRuntimeError::new_err("the client is closed")) } else { Ok(&self.inner) }
+    }
+
+    pub(crate) fn published(&self, keys: impl IntoIterator<Item = LocalKey>) {
+        lock(&self.published).add(keys);
+    }
+
+    pub(crate) fn evicted(&self) -> Vec<LocalKey> {
+        lock(&self.published).take_evicted(&self.inner)
     }
 
     fn begin_load(
@@ -297,14 +336,11 @@ impl Client {
     ) -> PyResult<u64> {
         let client = self.open()?;
         py.detach(|| {
-            let (mut blocks, mut refused) = (Vec::with_capacity(keys.len()), Vec::new());
-            for (index, key) in keys.iter().enumerate() {
-                match self.names.parse(key) {
-                    Some(key) => blocks.push(LoadBlock { key, runs: self.runs(ranges(index)) }),
-                    None => refused.push((index, KeyResult::Invalid)),
-                }
-            }
-            Ok(self.keep(Parts::load(&client, &blocks, refused)))
+            let block = |(index, key): (usize, &String)| {
+                let (key, runs) = (self.names.parse(key), self.runs(ranges(index)));
+                Block { key, parent: None, depth: 0, runs }
+            };
+            Ok(self.keep(Transfer::load(client, keys.iter().enumerate().map(block).collect())))
         })
     }
 
@@ -318,16 +354,12 @@ impl Client {
     ) -> PyResult<u64> {
         let client = self.open()?;
         py.detach(|| {
-            let (mut blocks, mut refused) = (Vec::with_capacity(keys.len()), Vec::new());
-            for (index, key) in keys.iter().enumerate() {
+            let block = |(index, key): (usize, &String)| {
                 let parent = parents[index].as_deref().and_then(|parent| self.names.parse(parent));
-                let (depth, runs) = (depths[index], || self.runs(ranges(index)));
-                match self.names.parse(key) {
-                    Some(key) => blocks.push(StoreBlock { key, parent, depth, runs: runs() }),
-                    None => refused.push((index, KeyResult::Invalid)),
-                }
-            }
-            Ok(self.keep(Parts::store(&client, &blocks, refused)))
+                let (key, runs) = (self.names.parse(key), self.runs(ranges(index)));
+                Block { key, parent, depth: depths[index], runs }
+            };
+            Ok(self.keep(Transfer::store(client, keys.iter().enumerate().map(block).collect())))
         })
     }
 
@@ -336,9 +368,9 @@ impl Client {
         ranges.into_iter().map(|(address, length)| memory.run(address, length)).collect()
     }
 
-    fn keep(&self, parts: Parts) -> u64 {
+    fn keep(&self, transfer: Transfer) -> u64 {
         let number = self.last_job.fetch_add(1, Ordering::Relaxed) + 1;
-        let job = Job { ids: parts.open(), parts: Mutex::new(parts) };
+        let job = Job { ids: transfer.open().collect(), transfer: Mutex::new(transfer) };
         lock(&self.jobs).insert(number, Arc::new(job));
         number
     }

@@ -8,6 +8,8 @@ use pyo3::prelude::*;
 use umbpd::StartOptions;
 use umbpd::embedded::{self, Host, Joined};
 
+use crate::without_interpreter;
+
 /// This process's part in an engine's own daemon: the first process of a socket serves, the others attach to it.
 #[pyclass(frozen, module = "umbp._umbp")]
 pub(crate) struct Embedded {
@@ -60,8 +62,21 @@ impl Embedded {
 
     /// Drains and stops what this process serves; nothing where it does not.
     fn stop(&self, py: Python<'_>) {
-        let host = self.host.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(host));
+        py.detach(|| self.end());
+    }
+}
+
+/// Stops it, if nobody has.
+impl Drop for Embedded {
+    fn drop(&mut self) {
+        without_interpreter(|| self.end());
+    }
+}
+
+impl Embedded {
+    /// Whoever else stops it meanwhile waits for the lock, and so for the end.
+    fn end(&self) {
+        *self.host.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One value behind a lock, until it is taken. In a forked child there is none: the threads that serve it are the
+/// One value behind a lock, until it is ended. In a forked child there is none: the threads that serve it are the
 /// parent's, and one of them may have held the lock at the fork, which nobody here would ever let go of.
 pub(crate) struct OfProcess<T> {
     inner: Mutex<Option<T>>,
@@ -19,8 +19,14 @@ impl<T> OfProcess<T> {
         self.lock()?.as_mut().map(call)
     }
 
-    pub(crate) fn take(&self) -> Option<T> {
-        self.lock()?.take()
+    /// Ends the value, if it is there; whoever else ends it meanwhile waits for that.
+    pub(crate) fn end(&self, close: impl FnOnce(&mut T)) {
+        if let Some(mut value) = self.lock() {
+            if let Some(value) = value.as_mut() {
+                close(value);
+            }
+            *value = None;
+        }
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, Option<T>>> {

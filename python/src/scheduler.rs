@@ -18,6 +18,7 @@ use umbp_connector_core::scheduler::{
 
 use crate::process::OfProcess;
 use crate::step::StepPlan;
+use crate::without_interpreter;
 use crate::worker::{Place, runtime_options, told};
 
 /// A group: kind, block size, window of a sliding one, mode of a state-space one, whether it is the drafter's.
@@ -294,11 +295,22 @@ impl Scheduler {
 
     /// Ends the session.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| drop(self.machine.take()));
+        py.detach(|| self.end());
+    }
+}
+
+/// Closes it, if nobody has.
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        without_interpreter(|| self.end());
     }
 }
 
 impl Scheduler {
+    fn end(&self) {
+        self.machine.end(|_| ());
+    }
+
     /// Without the interpreter, as the call may wait; none once it is closed, and in a forked child.
     fn with<T: Send>(
         &self,

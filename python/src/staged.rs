@@ -11,8 +11,14 @@ use umbp_connector_core::runtime::{BlockResult, JobId, Runtime, TransferJobState
 
 use crate::client::Client;
 
-/// How long a cancelled job is waited for before the wait is told.
-const CANCEL_WAIT_MS: u64 = 1_000;
+#[derive(Clone, Copy)]
+struct Open {
+    blocks: usize,
+    /// The job in Python; none = it could not begin.
+    theirs: Option<u64>,
+    /// Who waits for it waits no longer than until then.
+    wait_until: Instant,
+}
 
 /// Jobs go to Python; whatever fails there is failed blocks.
 pub(crate) struct Staged {
@@ -20,27 +26,19 @@ pub(crate) struct Staged {
     client: Py<Client>,
     /// Name of the namespace in the client's text keys.
     namespace: String,
-    timeout_ms: u64,
-    jobs: HashMap<u64, Job>,
+    timeout: Duration,
+    jobs: HashMap<u64, Open>,
     last: u64,
-}
-
-#[derive(Clone, Copy)]
-struct Job {
-    blocks: usize,
-    /// Its number there; none = it could not begin.
-    theirs: Option<u64>,
-    /// Who waits for it waits no longer than until then, so that all waits of an engine's step together take no longer.
-    wait_until: Instant,
 }
 
 impl Staged {
     pub(crate) fn new(staging: Py<PyAny>, client: Py<Client>, namespace: String, timeout_ms: u64) -> Self {
-        Self { staging, client, namespace, timeout_ms, jobs: HashMap::new(), last: 0 }
+        let timeout = Duration::from_millis(timeout_ms);
+        Self { staging, client, namespace, timeout, jobs: HashMap::new(), last: 0 }
     }
 
     fn begin(&mut self, plans: &[BlockTransferPlan], is_load: bool) -> JobId {
-        let wait_until = Instant::now() + Duration::from_millis(self.timeout_ms);
+        let wait_until = Instant::now() + self.timeout;
         let text = |key: &ObjectKey| key.to_text(&self.namespace);
         let keys: Vec<String> = plans.iter().map(|plan| text(&plan.key)).collect();
         let ids: Vec<i64> = plans.iter().map(|plan| plan.block_id.0).collect();
@@ -66,18 +64,21 @@ impl Staged {
             job.extract()
         });
         self.last += 1;
-        self.jobs.insert(self.last, Job { blocks: plans.len(), theirs: reported(begun), wait_until });
+        self.jobs.insert(self.last, Open { blocks: plans.len(), theirs: reported(begun), wait_until });
         JobId(self.last)
     }
 
-    fn take(&mut self, job: JobId, timeout_ms: u64) -> Option<TransferJobState> {
-        let Job { blocks, theirs, .. } = *self.jobs.get(&job.0)?;
+    fn take(&mut self, job: JobId, wait: Duration) -> Option<TransferJobState> {
+        let Open { blocks, theirs, .. } = *self.jobs.get(&job.0)?;
+        let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
         let ended = match theirs {
             None => Some(failed(blocks)),
-            Some(theirs) => Python::attach(|py| match self.ask(py, theirs, timeout_ms) {
+            Some(theirs) => Python::attach(|py| match self.ask(py, theirs, wait_ms) {
                 Ok(ended) => ended,
                 Err(error) => {
                     error.print(py);
+                    // First nothing of it may be written any more; then its blocks have failed.
+                    reported(self.staging.call_method1(py, "abandon", (theirs,)));
                     Some(failed(blocks))
                 }
             }),
@@ -119,53 +120,51 @@ impl Runtime for Staged {
     }
 
     fn poll(&mut self, job: JobId) -> Option<TransferJobState> {
-        self.take(job, 0)
+        self.take(job, Duration::ZERO)
     }
 
     fn wait(&mut self, job: JobId) -> TransferJobState {
-        let left = self
-            .jobs
-            .get(&job.0)
-            .map_or(Duration::ZERO, |job| job.wait_until.saturating_duration_since(Instant::now()));
-        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        self.take(job, left_ms).unwrap_or_else(|| self.cancel(job))
+        let left = self.jobs.get(&job.0).map(|open| open.wait_until.saturating_duration_since(Instant::now()));
+        self.take(job, left.unwrap_or_default()).unwrap_or_else(|| self.cancel(job))
     }
 
+    /// A job that Python has cancelled has ended: what runs on for it touches buffers only.
     fn cancel(&mut self, job: JobId) -> TransferJobState {
-        if let Some(Job { theirs: Some(theirs), .. }) = self.jobs.get(&job.0) {
-            let cancelled = Python::attach(|py| self.staging.call_method1(py, "cancel", (*theirs,)).map(drop));
-            reported(cancelled);
-        }
-        while self.jobs.contains_key(&job.0) {
-            if let Some(ended) = self.take(job, CANCEL_WAIT_MS) {
-                return ended;
-            }
-        }
-        TransferJobState { blocks: Vec::new(), error: None }
+        let Some(Open { blocks, theirs, .. }) = self.jobs.get(&job.0).copied() else {
+            return TransferJobState { blocks: Vec::new(), error: None };
+        };
+        let Some(theirs) = theirs else {
+            self.jobs.remove(&job.0);
+            return failed(blocks);
+        };
+        let cancelled = Python::attach(|py| self.staging.call_method1(py, "cancel", (theirs,)).map(drop));
+        reported(cancelled);
+        self.take(job, Duration::ZERO).unwrap_or_else(|| {
+            self.jobs.remove(&job.0);
+            reported(Python::attach(|py| self.staging.call_method1(py, "abandon", (theirs,)).map(drop)));
+            failed(blocks)
+        })
     }
 
-    fn publish(&mut self, _: JobId, _: &[BlockTransferPlan]) {}
+    fn publish(&mut self, _: JobId, plans: &[BlockTransferPlan]) {
+        let key = |plan: &BlockTransferPlan| match plan.key {
+            ObjectKey::Block(key) => Some(key),
+            ObjectKey::Text(_) => None,
+        };
+        self.client.get().published(plans.iter().filter_map(key));
+    }
+
+    fn take_evicted_keys(&mut self) -> Vec<ObjectKey> {
+        self.client.get().evicted().into_iter().map(ObjectKey::Block).collect()
+    }
 
     fn close(&mut self) {
         Python::attach(|py| self.client.get().close(py));
     }
 }
 
-/// The results that a job of Python's may name.
-const RESULTS: [KeyResult; 9] = [
-    KeyResult::Done,
-    KeyResult::Present,
-    KeyResult::Refused,
-    KeyResult::Missed,
-    KeyResult::Corrupt,
-    KeyResult::Late,
-    KeyResult::Cancelled,
-    KeyResult::Disconnected,
-    KeyResult::Invalid,
-];
-
 fn named(word: &str) -> KeyResult {
-    RESULTS.into_iter().find(|result| result.name() == word).unwrap_or(KeyResult::Invalid)
+    KeyResult::ALL.into_iter().find(|result| result.name() == word).unwrap_or(KeyResult::Invalid)
 }
 
 /// Failures of Python are told where Python tells them.

@@ -20,9 +20,7 @@ use crate::process::OfProcess;
 use crate::reports::{Stats, by_operation};
 use crate::staged::Staged;
 use crate::step::StepPlan;
-
-/// The longest that an asynchronous job may take, where the time-out of calls is shorter.
-const JOB_TIMEOUT_MS: u64 = 30_000;
+use crate::without_interpreter;
 
 /// Levels of Python's `logging`.
 const LOGGING_WARNING: u8 = 30;
@@ -262,11 +260,14 @@ impl Worker {
 
     /// Ends everything; when it returns, no thread touches the engine's memory.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| {
-            if let Some(mut machine) = self.machine.take() {
-                machine.close();
-            }
-        });
+        py.detach(|| self.end());
+    }
+}
+
+/// Closes it, if nobody has.
+impl Drop for Worker {
+    fn drop(&mut self) {
+        without_interpreter(|| self.end());
     }
 }
 
@@ -277,6 +278,11 @@ impl Worker {
             machine.register_kv_caches(layout.inner.clone());
         }
         Self { machine: OfProcess::new(machine) }
+    }
+
+    /// Whoever else closes it meanwhile waits for the lock, and so for the end.
+    fn end(&self) {
+        self.machine.end(Machine::close);
     }
 
     /// Without the interpreter, which the call may wait in, and which another thread may need to let go of the lock.
@@ -296,7 +302,7 @@ pub(crate) fn runtime_options(
     let mut options = RuntimeOptions::new(socket, NamespaceDescriptor(descriptor));
     options.name = name.to_owned();
     options.timeout = Duration::from_millis(timeout_ms);
-    options.job_timeout = Duration::from_millis(timeout_ms.max(JOB_TIMEOUT_MS));
+    options.job_timeout = options.job_timeout.max(options.timeout);
     options.copy_threads = copy_threads;
     options
 }

@@ -3,7 +3,10 @@
 import ctypes
 import mmap
 import os
+import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -249,3 +252,61 @@ def test_a_forked_child_has_no_session_and_does_not_hang(client: Client, memory:
     assert ended is not None
     assert ended.results == ["done"]
     assert client.lookup([key(9)]) == [True]
+
+
+def test_a_closed_client_touches_nothing_whoever_else_is_in_a_call(daemon: Daemon) -> None:
+    """B2: another thread waits for the job whose memory goes."""
+    blocks, length = 64, 1 << 20
+    memory = Memory(blocks * length)
+    ranges = [[(memory.address + index * length, length)] for index in range(blocks)]
+    keys = [key(1000 + index) for index in range(blocks)]
+    memory.fill(0, len(memory.map))
+    client = connect(daemon)
+    client.register(memory.address, len(memory.map))
+    assert store(client, keys, ranges) == ["done"] * blocks
+    memory.map[:] = bytes(len(memory.map))
+    job = client.load(keys, ranges)
+    waiting = threading.Thread(target=client.wait, args=(job, 60_000))
+    waiting.start()
+    wait_for(lambda: memory.read(0, 64) != bytes(64), "the first bytes")
+    client.close()
+    assert not [name for name in threads() if name.startswith("umbp-copy")]
+    seen = memory.read(0, len(memory.map))
+    waiting.join()
+    assert memory.read(0, len(memory.map)) == seen
+
+
+def threads() -> list[str]:
+    """Names of this process's threads."""
+    return [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+
+
+def test_other_threads_run_while_an_object_that_is_let_go_ends(tmp_path: Path) -> None:
+    """Its threads are waited for: here one that awaits the answer of a daemon that never speaks."""
+    silent = socket.socket(socket.AF_UNIX)
+    silent.bind(str(tmp_path / "silent.sock"))
+    silent.listen()
+    turns, stop = [0], threading.Event()
+
+    def turn() -> None:
+        while not stop.is_set():
+            turns[0] += 1
+            time.sleep(0)
+
+    other = threading.Thread(target=turn)
+    interval = sys.getswitchinterval()
+    client = Client(tmp_path / "silent.sock", DESCRIPTOR, NAMESPACE, timeout_ms=10_000)
+    accepted, _ = silent.accept()
+    other.start()
+    # From here on nobody is made to give way.
+    sys.setswitchinterval(100)
+    try:
+        before = turns[0]
+        del client
+        assert turns[0] > before
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        other.join()
+        accepted.close()
+        silent.close()

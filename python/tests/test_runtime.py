@@ -1,6 +1,8 @@
 """umbpd behind the runtime protocol of UMBPStoreConnector, with tensors of the CPU and no engine."""
 
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.umbp.data import (
 from umbp.vllm import staging
 from umbp.vllm.runtime import SchedulerHandle, UmbpdRuntime, WorkerHandle
 from umbp.vllm.session import SessionOptions
+from umbp.vllm.staging import Transfers
 
 BLOCKS, NUMBERS = 16, 256
 LAYERS = ("first", "second")
@@ -129,7 +132,8 @@ def test_a_block_that_is_not_there_fails_alone(worker: Worker) -> None:
     assert loaded.status == TransferJobStatus.FAILED
     assert (loaded.completed_keys, loaded.failed_keys) == ({key(1), key(3)}, {key(2)})
     assert loaded.failed_block_ids == {6}
-    assert loaded.error == "missed"
+    assert loaded.error is not None
+    assert "1 of 3 blocks failed" in loaded.error
 
 
 def test_a_poll_answers_once_ended_and_again_what_it_answered(worker: Worker) -> None:
@@ -165,6 +169,98 @@ def test_published_keys_are_reported_once_when_no_tier_has_them(worker: Worker, 
     wait_for(scheduler.clear, "the end of all uses")
     assert sorted(gather(worker.handle.take_evicted_keys)) == [key(1), key(2)]
     assert worker.handle.take_evicted_keys() == []
+
+
+def test_a_wait_ends_with_the_time_of_its_job(worker: Worker, daemon: Daemon) -> None:
+    """D4: two jobs of a step together take one time-out, and none is an error."""
+    daemon.hang()
+    try:
+        began = time.monotonic()
+        jobs = [worker.handle.load_blocks(batch([n], [n])) for n in (1, 2, 3)]
+        assert [finish(worker, job).status != TransferJobStatus.COMPLETED for job in jobs] == [True] * 3
+        assert time.monotonic() - began < 1.5
+    finally:
+        daemon.hang(False)
+
+
+class Stubborn:
+    """Its cancelled jobs have a copy under way for two rounds more."""
+
+    def __init__(self, transfers: Transfers) -> None:
+        self._transfers = transfers
+        self.rounds = 0
+
+    def load_blocks(self, *arguments: Any) -> int:
+        return self._transfers.load_blocks(*arguments)
+
+    def store_blocks(self, *arguments: Any) -> int:
+        return self._transfers.store_blocks(*arguments)
+
+    def wait(self, job: int, timeout_ms: int) -> Any:
+        self.rounds += 1
+        return None if self.rounds < 4 else self._transfers.wait(job, timeout_ms)
+
+    def cancel(self, job: int) -> None:
+        self._transfers.cancel(job)
+
+
+def test_a_cancelled_job_is_waited_for_as_long_as_it_copies(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    """B1: its blocks are given back no sooner, and nothing is raised."""
+    worker.handle._transfers = stubborn = Stubborn(worker.handle._transfers)
+    job = worker.handle.load_blocks(batch([1], [5]))
+    finish(worker, job)
+    assert stubborn.rounds == 4
+    assert sum("copy under way" in record.message for record in caplog.records) == 2
+
+
+def test_a_closed_worker_fails_blocks_and_no_step(worker: Worker) -> None:
+    job = worker.handle.load_blocks(batch([1], [5]))
+    assert job is not None
+    worker.handle._client.close()
+    assert worker.handle.wait(job).failed_block_ids == {5}
+    late = worker.handle.load_blocks(batch([1], [5]))
+    assert late is not None
+    assert late.failed_block_ids == {5}
+
+
+def test_without_memory_to_move_through_blocks_fail(
+    runtime: UmbpdRuntime, scheduler: SchedulerHandle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("cannot pin memory")
+
+    monkeypatch.setattr(staging.Staging, "__init__", refused)
+    worker = Worker(runtime, staged=True)
+    job = worker.handle.load_blocks(batch([1], [5]))
+    assert job is not None
+    assert job.failed_block_ids == {5}
+    worker.handle.close()
+
+
+def test_keys_that_a_restarted_daemon_lost_are_reported(
+    worker: Worker, scheduler: SchedulerHandle, daemon: Daemon
+) -> None:
+    """D2."""
+    job = finish(worker, worker.handle.store_blocks(stores([70, 71], [1, 2])))
+    worker.handle.publish(job)
+    assert worker.handle.take_evicted_keys() == []
+    daemon.kill()
+    daemon.start()
+    assert worker.handle._client.wait_attached(10_000)
+    assert sorted(gather(worker.handle.take_evicted_keys)) == [key(70), key(71)]
+
+
+def test_a_hung_daemon_does_not_hold_up_the_question_what_is_gone(worker: Worker, daemon: Daemon) -> None:
+    job = finish(worker, worker.handle.store_blocks(stores([80], [1])))
+    worker.handle.publish(job)
+    daemon.hang()
+    try:
+        began = time.monotonic()
+        for _ in range(100):
+            assert worker.handle.take_evicted_keys() == []
+        assert time.monotonic() - began < 0.5
+    finally:
+        daemon.hang(False)
 
 
 def test_a_tensor_beyond_what_is_registered_is_refused_by_name(runtime: UmbpdRuntime) -> None:

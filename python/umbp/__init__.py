@@ -4,6 +4,9 @@ Importing it starts no thread, opens nothing and touches no accelerator. The con
 """
 
 from umbp._umbp import (
+    COPY_THREADS_MAX,
+    HOLD_MS,
+    TIMEOUT_MS,
     Client,
     Embedded,
     JobResult,
@@ -20,6 +23,9 @@ from umbp._umbp import (
 from umbp.programs import program
 
 __all__ = [
+    "COPY_THREADS_MAX",
+    "HOLD_MS",
+    "TIMEOUT_MS",
     "Client",
     "Embedded",
     "JobResult",

@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import Protocol
 
 __version__: str
+TIMEOUT_MS: int
+"""The longest wait for the daemon, in any call, unless told otherwise."""
+HOLD_MS: int
+"""How long a lookup's hits are kept from eviction, until the worker's load, unless told otherwise."""
+COPY_THREADS_MAX: int
 
 def default_socket() -> Path:
     """Where umbpd listens, and its clients look, if they are told nothing."""
@@ -84,8 +89,11 @@ class Client:
         timeout_ms: int | None = None,
         job_timeout_ms: int | None = None,
     ) -> None:
-        """Starts, without waiting for a daemon."""
+        """Starts, without waiting for a daemon. A job takes at most `job_timeout_ms`; none = 30 s, or `timeout_ms`
+        where that is longer."""
 
+    @property
+    def job_timeout_ms(self) -> int: ...
     @property
     def attached(self) -> bool: ...
     def wait_attached(self, timeout_ms: int) -> bool: ...
@@ -129,8 +137,15 @@ class Client:
     def take_removed(self) -> tuple[list[str], bool]:
         """Keys that left a tier since the last call (another tier may have them); true = others may have gone too."""
 
+    def publish(self, keys: Sequence[str]) -> None:
+        """These keys' blocks are there now: when they are gone, `take_evicted` tells."""
+
+    def take_evicted(self) -> list[str]:
+        """Published keys that no tier has any more, as far as is known: never waits. It takes what `take_removed`
+        takes; use one of them."""
+
     def close(self) -> None:
-        """When it returns, no thread touches registered memory any more."""
+        """When it returns, no thread touches registered memory any more, whoever else is in a call of this client."""
 
 class StepPlan:
     """Loads and stores of one engine step. Immutable; it can be pickled, for processes of the same version.

@@ -30,19 +30,22 @@
 //! ```
 //!
 //! Modules in reading order: `options`, `memory` (blocks to runs), `transfer` (jobs of any size, bounded waits),
-//! `worker`, `holds` (who still wants a hold), `scheduler`, `notice`.
+//! `published` (which of a worker's blocks are gone), `worker`, `holds` (who still wants a hold), `scheduler`, `notice`.
 
 mod holds;
 mod memory;
 mod notice;
 mod options;
+mod published;
 mod scheduler;
 mod transfer;
 mod worker;
 
 pub use memory::{MemoryError, MemoryRange};
 pub use notice::Notice;
-pub use options::RuntimeOptions;
+pub use options::{HOLD_MS, RuntimeOptions};
+pub use published::{PUBLISHED_MAX, Published};
 pub use scheduler::{LOOKUPS_MAX, SchedulerRuntime, Unanswered};
+pub use transfer::{Block, Transfer};
 pub use umbp_connector_core::scheduler::{Hold, LookupId};
-pub use worker::{PUBLISHED_MAX, WorkerRuntime};
+pub use worker::WorkerRuntime;

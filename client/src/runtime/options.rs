@@ -10,6 +10,9 @@ use crate::options::Options;
 /// The longest wait for a first attach, while an engine starts.
 const FIRST_ATTACH_MS: u64 = 1_000;
 
+/// How long a lookup's hits are kept from eviction, unless a runtime is told otherwise.
+pub const HOLD_MS: u64 = 2_000;
+
 /// What a runtime is told once. Scheduler and workers of an engine are given the same namespace, or neither finds what
 /// the other has.
 #[derive(Clone, Debug)]
@@ -46,7 +49,7 @@ impl RuntimeOptions {
             name: options.name,
             timeout: options.call_timeout,
             job_timeout: options.job_timeout,
-            hold: Duration::from_secs(2),
+            hold: Duration::from_millis(HOLD_MS),
             copy_threads: None,
         }
     }

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from umbp.vllm.session import HOLD_MS, TIMEOUT_MS, SessionOptions
+from umbp import COPY_THREADS_MAX, HOLD_MS, TIMEOUT_MS
+from umbp.vllm.session import SessionOptions
 
-COPY_THREADS_MAX = 64
 RUNTIME_OPTIONS = ("socket", "hold_ms", "timeout_ms", "num_copy_threads")
 POLICY_OPTION = "allow_load_failure_policy"
 MODES = ("standalone", "embedded")

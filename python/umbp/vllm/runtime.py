@@ -4,11 +4,16 @@ Name this module as the connector's: `kv_connector="UMBPStoreConnector"`,
 `kv_connector_module_path="umbp.vllm.runtime"`. Of `kv_connector_extra_config` it reads socket,
 hold_ms, timeout_ms, num_copy_threads and allow_load_failure_policy; the rest is the connector's.
 
-A daemon that is absent, hung or restarted is misses and failed blocks; no call waits longer than `timeout_ms`.
+A daemon that is absent, hung or restarted is misses and failed blocks, and nothing here fails an engine's step. A job
+is waited for until `timeout_ms` have passed since it began; then it is ended early, and only what cannot be cut short
+is waited for still: a piece of a copy in memory, or the answer to a Commit, which has `timeout_ms` of its own.
 """
 
+import contextlib
 import logging
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,12 +44,20 @@ __all__ = ["SchedulerHandle", "UMBPStoreConnector", "UmbpdRuntime", "WorkerHandl
 
 logger = logging.getLogger("vllm.umbp")
 
-PUBLISHED_MAX = 65_536
-"""Keys remembered as published by this worker; beyond it the oldest is forgotten, and its eviction not reported."""
+END_ROUND_MS = 1000
+"""A job that was ended early is awaited in rounds of this length, with a word in the log after each."""
 GOOD = frozenset({"done", "present"})
 """Results of a key whose block is where it should be."""
 
 Batch = Sequence[BlockTransferPlan]
+
+
+@dataclass
+class _Open:
+    state: TransferJobState
+    job: int
+    wait_until: float
+    """Who waits for it waits no longer than until then, by the monotonic clock."""
 
 
 class SchedulerHandle:
@@ -83,12 +96,12 @@ class WorkerHandle:
         self._descriptor = layout
         self._layout: Layout | None = None
         self._tensors: list[torch.Tensor] = []  # kept as long as a copy thread may touch them
-        self._jobs: dict[int, tuple[TransferJobState, int]] = {}
+        self._off = False
+        self._jobs: dict[int, _Open] = {}
         self._chains = Chains()
-        self._published: dict[str, None] = {}
 
     def register_buffers(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        """Registers each allocation once, and where blocks lie in it."""
+        """Registers each allocation once, and where blocks lie in it. Without memory for it, every block fails."""
         self._tensors = list(kv_caches.values())
         regions = self._descriptor.regions
         layout = Layout(
@@ -99,7 +112,11 @@ class WorkerHandle:
             if not regions:
                 raise ValueError("the KV caches are on a device, and the layout names no region of them")
             groups = sorted({region.group_id for region in regions})
-            self._transfers = Staging(self._client, layout, kv_caches, groups)
+            try:
+                self._transfers = Staging(self._client, layout, kv_caches, groups)
+            except RuntimeError as error:  # a device's, or no memory to be pinned
+                logger.warning("nothing is loaded or stored: %s", error)
+                self._off = True
         else:
             storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kv_caches.values()}
             for address, length in storages.items():
@@ -113,8 +130,8 @@ class WorkerHandle:
             return None
         keys, block_ids, groups, request = columns
         self._chains.restart(request, keys, groups)
-        job = self._transfers.load_blocks(self._layout, keys, block_ids, groups)
-        return self._keep(plans, job)
+        layout = self._layout
+        return self._begin(plans, lambda: self._transfers.load_blocks(layout, keys, block_ids, groups))
 
     def store_blocks(self, plans: Batch) -> TransferJobState | None:
         """Whole blocks by number; none = ask in the plain form."""
@@ -123,63 +140,57 @@ class WorkerHandle:
             return None
         keys, block_ids, groups, request = columns
         parents, depths = self._chains.extend(request, keys, groups)
-        job = self._transfers.store_blocks(self._layout, keys, block_ids, groups, parents, depths)
-        return self._keep(plans, job)
+        layout = self._layout
+        return self._begin(
+            plans, lambda: self._transfers.store_blocks(layout, keys, block_ids, groups, parents, depths)
+        )
 
     def load(self, plans: Batch) -> TransferJobState:
         """Begins to load the plans' ranges, which are in memory of the host."""
         keys, ranges = _ranges(plans)
         if self._on_device:
-            return _failed(plans)
-        return self._keep(plans, self._client.load(keys, ranges))
+            return _failed(plans, "ranges in a device's memory")
+        return self._begin(plans, lambda: self._client.load(keys, ranges))
 
     def store(self, plans: Batch) -> TransferJobState:
         """Begins to store the plans' ranges, which are in memory of the host."""
         keys, ranges = _ranges(plans)
         if self._on_device:
-            return _failed(plans)
+            return _failed(plans, "ranges in a device's memory")
         groups = [plan.group_id or 0 for plan in plans]
         request = next((plan.request_id for plan in plans if plan.request_id), "")
         parents, depths = self._chains.extend(request, keys, groups)
-        return self._keep(plans, self._client.store(keys, ranges, parents, depths))
+        return self._begin(plans, lambda: self._client.store(keys, ranges, parents, depths))
 
     def poll(self, job: TransferJobState) -> TransferJobState | None:
         """The job if it has ended."""
         return self._take(job, 0)
 
     def wait(self, job: TransferJobState) -> TransferJobState:
-        """Waits at most `timeout_ms`, then ends the job early: what is not done by then has failed."""
-        return self._take(job, self._session.options.timeout_ms) or self.cancel(job)
-
-    def cancel(self, job: TransferJobState) -> TransferJobState:
-        """Ends the job, and returns when no thread touches its memory."""
+        """Waits until `timeout_ms` have passed since it began, then ends it early: what is not done has failed."""
         entry = self._jobs.get(id(job))
         if entry is None:
             return job
-        self._transfers.cancel(entry[1])
-        ended = self._take(job, 2 * self._session.options.timeout_ms)
-        if ended is None:
-            raise RuntimeError("a cancelled job still touches engine memory: it cannot be given back")
-        return ended
+        left_ms = max(0, round((entry.wait_until - time.monotonic()) * 1000))
+        return self._take(job, left_ms) or self.cancel(job)
+
+    def cancel(self, job: TransferJobState) -> TransferJobState:
+        """Ends the job, and returns when no thread touches its memory, however long a copy under way may take."""
+        while (entry := self._jobs.get(id(job))) is not None:
+            with contextlib.suppress(RuntimeError):  # the client is closed, as `_take` will find
+                self._transfers.cancel(entry.job)
+            if self._take(job, END_ROUND_MS) is None:
+                logger.warning("a job that was ended early has a copy under way still; waiting on")
+        return job
 
     def publish(self, job: TransferJobState) -> None:
-        """Stored blocks are visible already; remembers them for `take_evicted_keys`."""
-        self._published.update(dict.fromkeys(job.completed_keys))
-        while len(self._published) > PUBLISHED_MAX:
-            del self._published[next(iter(self._published))]
+        """Stored blocks are visible already; from here on their end is news for `take_evicted_keys`."""
+        self._client.publish(list(job.completed_keys))
 
     def take_evicted_keys(self) -> Sequence[str]:
-        """Keys that this worker published and that no tier has any more."""
+        """Keys that this worker published and that no tier has any more, as far as is known: never waits."""
         self._session.look()
-        removed, _ = self._client.take_removed()
-        candidates = [key for key in dict.fromkeys(removed) if key in self._published]
-        if not candidates:
-            return []
-        found = self._client.lookup(candidates)
-        gone = [key for key, hit in zip(candidates, found, strict=True) if not hit]
-        for key in gone:
-            self._published.pop(key, None)
-        return gone
+        return self._client.take_evicted()
 
     def close(self) -> None:
         """Ends all jobs; when it returns, no thread touches engine memory."""
@@ -200,18 +211,29 @@ class WorkerHandle:
         request = next((plan.request_id for plan in plans if plan.request_id), "")
         return [plan.key for plan in plans], [plan.block_id for plan in plans], groups, request
 
-    def _keep(self, plans: Batch, job: int) -> TransferJobState:
-        kept = plans if isinstance(plans, BlockLoadBatch | BlockStoreBatch) else tuple(plans)
-        state = TransferJobState(kept)
-        state.start()
-        self._jobs[id(state)] = (state, job)
+    def _begin(self, plans: Batch, ask: Callable[[], int]) -> TransferJobState:
+        wait_until = time.monotonic() + self._session.options.timeout_ms / 1000
+        if self._off:
+            return _failed(plans, "no memory to move blocks through")
+        try:
+            job = ask()
+        except RuntimeError as error:  # the client is closed
+            return _failed(plans, str(error))
+        state = _started(plans)
+        self._jobs[id(state)] = _Open(state, job, wait_until)
         return state
 
     def _take(self, state: TransferJobState, timeout_ms: int) -> TransferJobState | None:
         entry = self._jobs.get(id(state))
         if entry is None:
             return state
-        result = self._transfers.wait(entry[1], timeout_ms)
+        result: Result | JobResult | None
+        try:
+            result = self._transfers.wait(entry.job, timeout_ms)
+        except RuntimeError as error:
+            # The client is closed, by now to its end, so that nothing of it is copied any more.
+            self._client.close()
+            result = Result(["disconnected"] * len(state.keys), [0] * len(state.keys), str(error))
         if result is None:
             return None
         del self._jobs[id(state)]
@@ -234,11 +256,15 @@ def settle(state: TransferJobState, result: JobResult | Result) -> None:
         state.cancel()
 
 
-def _failed(plans: Batch) -> TransferJobState:
-    """Ranges of a device's memory are not moved; whole blocks are, and the connector asks for them first."""
-    state = TransferJobState(tuple(plans))
+def _started(plans: Batch) -> TransferJobState:
+    state = TransferJobState(plans if isinstance(plans, BlockLoadBatch | BlockStoreBatch) else tuple(plans))
     state.start()
-    state.fail([plan.key for plan in plans], "ranges in a device's memory")
+    return state
+
+
+def _failed(plans: Batch, why: str) -> TransferJobState:
+    state = _started(plans)
+    state.fail([*state.keys], why)
     return state
 
 

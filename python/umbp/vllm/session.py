@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from umbp import Client, default_socket
+from umbp import HOLD_MS, TIMEOUT_MS, Client, default_socket
 
 logger = logging.getLogger("vllm.umbp")
 
-HOLD_MS = 2000
-"""How long a lookup's hits are kept from eviction, until the worker's load."""
-TIMEOUT_MS = 5000
-"""The longest wait for the daemon, in any call."""
 FIRST_ATTACH_MS = 1000
 """The longest wait at start for a daemon that is there."""
 
@@ -53,7 +49,6 @@ class Session:
             name=f"vllm {role}",
             copy_threads=options.num_copy_threads,
             timeout_ms=options.timeout_ms,
-            job_timeout_ms=options.timeout_ms,
         )
         self._away = logging.WARNING if role == "scheduler" else logging.INFO
         self._attached: bool | None = None

@@ -7,6 +7,7 @@ where they are asked (a buffer's worth at a time); nothing here has a thread of 
 waited for.
 """
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -24,6 +25,8 @@ BUFFERS = 2
 """One is copied while the other is stored or loaded."""
 BUFFER_BYTES = 64 << 20
 """Of pinned memory each; a block that is larger makes them larger."""
+QUEUE_BLOCKS_MAX = 65_536
+"""Blocks of open jobs, of loads and of stores each; a job beyond it is refused, or a miss."""
 REST_MS = 2
 """How long the oldest wave is waited for before the others are looked at."""
 
@@ -59,7 +62,7 @@ class Transfers(Protocol):
     def cancel(self, job: int) -> None: ...
 
 
-@dataclass
+@dataclass(eq=False)
 class _Wave:
     """Blocks of one job and group that fit into a buffer together, by their places in the job."""
 
@@ -67,8 +70,8 @@ class _Wave:
     group: int
     places: list[int]
     buffer: torch.Tensor | None = None
-    running: int | None = None
-    """The client's job."""
+    running: int = 0
+    """The client's job, from when the wave is active."""
 
 
 @dataclass(eq=False)
@@ -79,7 +82,10 @@ class _Job:
     parents: Sequence[str | None]
     depths: Sequence[int]
     result: Result
+    end: float
+    """When what is not done has failed, by the monotonic clock."""
     waves: list[_Wave] = field(default_factory=list)
+    """Those that have no result."""
 
 
 class Staging:
@@ -97,7 +103,7 @@ class Staging:
         self._buffers = list(self._free)  # kept until the client is closed
         for buffer in self._buffers:
             client.register(buffer.data_ptr(), self._buffer_bytes)
-        self._queue: deque[_Wave] = deque()
+        self._queues: dict[bool, deque[_Wave]] = {True: deque(), False: deque()}  # loads, which an engine waits for
         self._active: list[_Wave] = []
         self._jobs: dict[int, _Job] = {}
         self._last = 0
@@ -105,8 +111,7 @@ class Staging:
     def load_blocks(self, layout: Layout, keys: Sequence[str], block_ids: Sequence[int], groups: Sequence[int]) -> int:
         """As the client's."""
         del layout
-        result = Result(["invalid"] * len(keys), [0] * len(keys))
-        return self._begin(_Job(True, keys, block_ids, [None] * len(keys), [0] * len(keys), result), groups)
+        return self._begin(True, keys, block_ids, groups, [None] * len(keys), [0] * len(keys))
 
     def store_blocks(
         self,
@@ -119,80 +124,118 @@ class Staging:
     ) -> int:
         """As the client's: blocks are read until the job ends."""
         del layout
-        result = Result(["invalid"] * len(keys), [0] * len(keys))
-        return self._begin(_Job(False, keys, block_ids, parents, depths, result), groups)
+        return self._begin(False, keys, block_ids, groups, parents, depths)
 
     def wait(self, job: int, timeout_ms: int) -> Result | None:
-        """As the client's."""
+        """As the client's. What fails, of this job or another, is a result of the blocks that it concerns."""
         end = time.monotonic() + timeout_ms / 1000
         state = self._jobs[job]
         self._advance(0)
         while state.waves:
-            if time.monotonic() >= end:
+            left_ms = (end - time.monotonic()) * 1000
+            if left_ms <= 0:
                 return None
-            self._advance(REST_MS)
+            self._advance(min(REST_MS, round(left_ms)))
         del self._jobs[job]
         return state.result
 
     def cancel(self, job: int) -> None:
-        """As the client's: what is not done is cancelled, and the job ends as soon as its copies have."""
-        state = self._jobs[job]
-        for wave in list(state.waves):
-            if wave.running is not None:
-                self._client.cancel(wave.running)
-                continue
-            self._queue.remove(wave)
-            self._settle(wave, Result(["cancelled"] * len(wave.places), [0] * len(wave.places)))
+        """What is not done is cancelled, and the job has ended: no block of the engine is touched for it any more.
 
-    def _begin(self, job: _Job, groups: Sequence[int]) -> int:
-        for group, rows in self._rows.items():
-            blocks = min(row.shape[0] for row in rows)
-            places = [p for p, own in enumerate(groups) if own == group and 0 <= job.block_ids[p] < blocks]
-            fit = self._buffer_bytes // self._block_bytes[group]
-            job.waves += [_Wave(job, group, places[start : start + fit]) for start in range(0, len(places), fit)]
-        self._queue.extend(job.waves)
+        The client may still copy to or from a buffer; the buffer is kept until it does not.
+        """
+        if (state := self._jobs.get(job)) is not None:
+            self._stop(state, "cancelled", None)
+
+    def abandon(self, job: int) -> None:
+        """As `cancel`, and nobody will ask for the result."""
+        self.cancel(job)
+        self._jobs.pop(job, None)
+
+    def _begin(
+        self,
+        is_load: bool,
+        keys: Sequence[str],
+        block_ids: Sequence[int],
+        groups: Sequence[int],
+        parents: Sequence[str | None],
+        depths: Sequence[int],
+    ) -> int:
+        # A place of no group or number that there is has no wave, and stays as it is here.
+        result = Result(["invalid"] * len(keys), [0] * len(keys))
+        end = time.monotonic() + self._client.job_timeout_ms / 1000
+        job = _Job(is_load, keys, block_ids, parents, depths, result, end)
+        open_blocks = sum(
+            len(wave.places) for own in self._jobs.values() for wave in own.waves if own.is_load == is_load
+        )
+        if open_blocks + len(keys) > QUEUE_BLOCKS_MAX:
+            result.results = ["missed" if is_load else "refused"] * len(keys)
+            result.error = f"blocks of open jobs are {open_blocks + len(keys)}, limit {QUEUE_BLOCKS_MAX}"
+        else:
+            for group, rows in self._rows.items():
+                blocks = min(row.shape[0] for row in rows)
+                places = [p for p, own in enumerate(groups) if own == group and 0 <= block_ids[p] < blocks]
+                fit = self._buffer_bytes // self._block_bytes[group]
+                job.waves += [_Wave(job, group, places[start : start + fit]) for start in range(0, len(places), fit)]
+        self._queues[is_load].extend(job.waves)
         self._last += 1
         self._jobs[self._last] = job
         self._advance(0)
         return self._last
 
     def _advance(self, rest_ms: int) -> None:
-        """Ends what has ended and begins what there is a buffer for."""
+        """Ends what has ended, or whose time is over, and begins what there is a buffer for. Raises nothing."""
         for wave in list(self._active):
-            ended = self._end(wave, rest_ms)
+            self._look_at(wave, rest_ms)
             rest_ms = 0
-            if ended is not None:
-                self._active.remove(wave)
-                self._give_back(wave, ended)
-        while self._queue and self._free:
-            wave = self._queue.popleft()
+        now = time.monotonic()
+        for job in self._jobs.values():
+            if job.waves and job.end <= now:
+                self._stop(job, "late", "the job's time is over")
+        while self._free and (queue := self._queues[True] or self._queues[False]):
+            wave = queue.popleft()
             wave.buffer = self._free.pop()
             try:
-                self._submit(wave)
-            except Exception as error:
-                self._give_back(wave, _failed(wave, error))
-                continue
-            self._active.append(wave)
+                wave.running = self._submit(wave)
+            except Exception as error:  # the device's, of any kind: it concerns this wave
+                self._give_back(wave)
+                self._settle(wave, _failed(wave, "invalid", error))
+            else:
+                self._active.append(wave)
 
-    def _end(self, wave: _Wave, rest_ms: int) -> "Result | JobResult | None":
-        """Whatever a device refuses (memory, say) fails this wave, and no other: one that stayed behind would be copied
-        later, into blocks that are another's by then."""
-        assert wave.running is not None
+    def _look_at(self, wave: _Wave, rest_ms: int) -> None:
         try:
-            ended = self._client.wait(wave.running, rest_ms)
-            if ended is not None and wave.job.is_load:
-                self._scatter(wave, [word == "done" for word in ended.results])
-        except Exception as error:
-            # The client's job has ended, or its client is closed: nobody touches the buffer.
-            return _failed(wave, error)
-        return ended
+            ended: Result | JobResult | None = self._client.wait(wave.running, rest_ms)
+        except Exception as error:  # it is closed, and copies nothing any more
+            ended = _failed(wave, "disconnected", error)
+        if ended is None:
+            return
+        if wave in wave.job.waves:
+            if wave.job.is_load:
+                try:
+                    self._scatter(wave, [word == "done" for word in ended.results])
+                except Exception as error:  # as above
+                    ended = _failed(wave, "invalid", error)
+            self._settle(wave, ended)
+        self._active.remove(wave)
+        self._give_back(wave)
 
-    def _give_back(self, wave: _Wave, ended: "Result | JobResult") -> None:
+    def _stop(self, job: _Job, word: str, error: str | None) -> None:
+        """What is not done ends with this word. Blocks are read before a wave is active, and written after."""
+        for wave in list(job.waves):
+            if wave in self._active:
+                with contextlib.suppress(RuntimeError):  # it is closed
+                    self._client.cancel(wave.running)
+            else:
+                self._queues[job.is_load].remove(wave)
+            self._settle(wave, Result([word] * len(wave.places), [0] * len(wave.places), error))
+
+    def _give_back(self, wave: _Wave) -> None:
         assert wave.buffer is not None
         self._free.append(wave.buffer)
-        self._settle(wave, ended)
+        wave.buffer = None
 
-    def _submit(self, wave: _Wave) -> None:
+    def _submit(self, wave: _Wave) -> int:
         job = wave.job
         keys = [job.keys[place] for place in wave.places]
         ranges: list[list[tuple[int, int]]] = [[] for _ in keys]
@@ -201,11 +244,10 @@ class Staging:
             for index, own in enumerate(ranges):
                 own.append((start + index * length, length))
         if job.is_load:
-            wave.running = self._client.load(keys, ranges)
-            return
+            return self._client.load(keys, ranges)
         self._gather(wave)
         parents, depths = [job.parents[place] for place in wave.places], [job.depths[place] for place in wave.places]
-        wave.running = self._client.store(keys, ranges, parents, depths)
+        return self._client.store(keys, ranges, parents, depths)
 
     def _parts(self, wave: _Wave) -> list[torch.Tensor]:
         """Stretches of the wave's buffer: one per layer, with a row for each block."""
@@ -226,13 +268,15 @@ class Staging:
     def _scatter(self, wave: _Wave, good: list[bool]) -> None:
         chosen = [index for index, is_good in enumerate(good) if is_good]
         ids = [wave.job.block_ids[wave.places[index]] for index in chosen]
-        devices = {rows.device for rows in self._rows[wave.group]}
-        for rows, part in zip(self._rows[wave.group], self._parts(wave), strict=True):
-            source = part[torch.tensor(chosen, dtype=torch.long)].to(rows.device)
-            rows.index_copy_(0, torch.tensor(ids, dtype=torch.long, device=rows.device), source)
-        for device in devices:
-            if device.type != "cpu":
-                torch.get_device_module(device).synchronize(device)
+        try:
+            for rows, part in zip(self._rows[wave.group], self._parts(wave), strict=True):
+                source = part[torch.tensor(chosen, dtype=torch.long)].to(rows.device)
+                rows.index_copy_(0, torch.tensor(ids, dtype=torch.long, device=rows.device), source)
+        finally:
+            # Also where one could not begin: those before it are over when the blocks are told to have failed.
+            for device in {rows.device for rows in self._rows[wave.group]}:
+                if device.type != "cpu":
+                    torch.get_device_module(device).synchronize(device)
 
     @staticmethod
     def _settle(wave: _Wave, ended: "Result | JobResult") -> None:
@@ -243,9 +287,9 @@ class Staging:
         wave.job.waves.remove(wave)
 
 
-def _failed(wave: _Wave, error: Exception) -> Result:
-    logger.warning("a copy between the device and the host has failed, %d blocks: %s", len(wave.places), error)
-    return Result(["invalid"] * len(wave.places), [0] * len(wave.places), str(error))
+def _failed(wave: _Wave, word: str, error: Exception) -> Result:
+    logger.warning("%d blocks failed: %s", len(wave.places), error)
+    return Result([word] * len(wave.places), [0] * len(wave.places), str(error))
 
 
 def _rows(layout: Layout, tensors: Mapping[str, torch.Tensor], group: int) -> list[torch.Tensor]:

@@ -90,7 +90,10 @@ class WorkerSide:
         named = identity.descriptor(self._vllm_config, self._kv_cache_config, tensors, self._options.key_namespace)
         try:
             self._core = self._begin(layers, tensors, named)
-        except ValueError as error:
+        except (ValueError, RuntimeError) as error:  # RuntimeError: a device's, or no memory to be pinned
+            if self._session is not None:
+                self._session.close()
+                self._session = None
             self._go_without(str(error))
             return
         self.descriptor = named
