@@ -2,10 +2,10 @@
 
 mod fake;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fake::*;
-use umbp_client::runtime::{RuntimeOptions, SchedulerRuntime};
+use umbp_client::runtime::{Hold, RuntimeOptions, SchedulerRuntime};
 use umbp_client::{Client, Counter, Error, FailCause, Outcome};
 use umbp_protocol::message::*;
 
@@ -237,4 +237,35 @@ fn a_forked_child_leaves_the_session_alone() {
     assert_eq!(outcomes(&client, job), [Outcome::Missed(MissReason::Absent)]);
     drop(client);
     assert!(peer.try_next().is_none(), "the parent's close is the session's end");
+}
+
+/// B7, D4: a daemon that answers each lookup just in time costs a step one time-out, however many it asks.
+#[test]
+fn d4_lookups_of_a_step_together_wait_no_longer_than_the_time_out() {
+    const TIMEOUT: Duration = Duration::from_millis(1_000);
+    let fake = Fake::new();
+    let mut options = RuntimeOptions::new(fake.options().socket, namespace());
+    options.timeout = TIMEOUT;
+    let slow = std::thread::spawn(move || {
+        let mut peer = fake.accept(1, 1);
+        // Two lookups of the first step reach it, and one of the second.
+        for _ in 0..3 {
+            let (id, request) = peer.next();
+            let Request::Lookup { keys, .. } = request else { panic!("{request:?}") };
+            // How slow it is, not how long something is awaited.
+            std::thread::sleep(TIMEOUT * 6 / 10);
+            peer.reply(id, &Reply::Lookup { found: vec![Found::Miss(MissReason::Absent); keys.len()] });
+        }
+        peer
+    });
+    let mut scheduler = SchedulerRuntime::start(&options).expect("started");
+    let began = Instant::now();
+    let answers: Vec<bool> = (0..50).map(|n| scheduler.lookup(&[key(n)], Hold::Hits).is_ok()).collect();
+    let waited = began.elapsed();
+    assert!(waited < TIMEOUT * 15 / 10, "a step has waited {waited:?}");
+    assert_eq!(answers.iter().filter(|answered| **answered).count(), 1, "the others are misses");
+    scheduler.step_planned();
+    assert!(scheduler.lookup(&[key(99)], Hold::Hits).is_ok(), "the next step has its own time");
+    drop(scheduler);
+    slow.join().expect("the peer");
 }

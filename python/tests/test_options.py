@@ -63,7 +63,7 @@ def test_what_is_given_is_taken_and_the_rest_has_its_default(tmp_path: Path) -> 
     options = ConnectorOptions.read({"mode": "embedded", "config": str(file), "hold_ms": 0, "socket": None})
     assert options == ConnectorOptions(mode="embedded", config=str(file), hold_ms=0)
     assert options.session("/a/socket").socket == "/a/socket"
-    assert options.session().timeout_ms == 5000
+    assert options.session().timeout_ms == 2500, "a half for each side"
 
 
 @pytest.mark.parametrize("policy", ["fail", None, "Recompute"])

@@ -1,10 +1,9 @@
 //! What connector-core's worker and scheduler run on, over one [`Client`](crate::Client) each: [`WorkerRuntime`] is a
 //! [`Runtime`](umbp_connector_core::runtime::Runtime), and [`SchedulerRuntime`] answers lookups.
 //!
-//! No call waits longer than [`RuntimeOptions::timeout`], and none fails an engine: a daemon that is absent, hung or
-//! restarted is misses and failed blocks. A time-out is a session's: an engine whose scheduler and worker both wait in
-//! one step waits twice in it, once per side; then both sessions are lost, and later steps wait no more. Where the
-//! daemon is, and that it is away, is told once for each time ([`Notice`]), for the host to show.
+//! Neither runtime waits longer in a step than [`RuntimeOptions::timeout`], and none fails an engine: a daemon that is
+//! absent, hung or restarted is misses and failed blocks. The time-out is one side's: who bounds an engine's step gives
+//! scheduler and worker a half each. Where the daemon is, and that it is away, is told once for each time ([`Notice`]), for the host to show.
 //!
 //! ```no_run
 //! use umbp_client::runtime::{Hold, MemoryRange, RuntimeOptions, SchedulerRuntime, WorkerRuntime};

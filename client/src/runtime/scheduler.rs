@@ -37,6 +37,8 @@ pub struct SchedulerRuntime {
     socket: PathBuf,
     hold_ms: u32,
     timeout: Duration,
+    /// Time that lookups of the step that is being planned have waited.
+    waited: Duration,
     watch: Watch,
     holds: Holds,
     open: BTreeMap<u64, UnderWay>,
@@ -53,6 +55,7 @@ impl SchedulerRuntime {
             socket: options.socket.clone(),
             hold_ms: options.hold_ms(),
             timeout: options.timeout,
+            waited: Duration::ZERO,
             watch: Watch::default(),
             holds: Holds::default(),
             open: BTreeMap::new(),
@@ -70,15 +73,25 @@ impl SchedulerRuntime {
         self.watch.look(&self.client, &self.socket)
     }
 
-    /// Which keys are there? Waits for the answer, at most the runtime's time-out.
+    /// Which keys are there? Waits for the answer. All lookups between two calls of [`Self::step_planned`] together wait
+    /// at most the runtime's time-out; what is asked beyond it is unanswered at once.
     pub fn lookup(&mut self, keys: &[LocalKey], hold: Hold) -> Result<Vec<bool>, Unanswered> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let end = Instant::now() + self.timeout;
-        let lookup = self.client.begin_lookup(keys, self.hold_ms(hold));
-        let answer = lookup.wait(end.saturating_duration_since(Instant::now()));
+        let left = self.timeout.saturating_sub(self.waited);
+        if left.is_zero() {
+            return Err(Unanswered);
+        }
+        let began = Instant::now();
+        let answer = self.client.begin_lookup(keys, self.hold_ms(hold)).wait(left);
+        self.waited += began.elapsed();
         self.answer(keys, hold, answer.ok_or(Unanswered)?)
+    }
+
+    /// A step of the engine is planned: the next one's lookups have the whole time-out again.
+    pub fn step_planned(&mut self) {
+        self.waited = Duration::ZERO;
     }
 
     /// Asks, and returns at once; the answer is taken by [`Self::take`].
@@ -178,6 +191,10 @@ impl Lookups for SchedulerRuntime {
 
     fn clear(&mut self) -> bool {
         Self::clear(self)
+    }
+
+    fn step_planned(&mut self) {
+        Self::step_planned(self);
     }
 }
 

@@ -37,6 +37,9 @@ pub trait Lookups {
 
     /// Forgets every block of the namespace; false if some are left.
     fn clear(&mut self) -> bool;
+
+    /// A step is planned: what is asked from now on belongs to the next one, as does the time that it takes.
+    fn step_planned(&mut self) {}
 }
 
 /// Before there is a store nothing is there, and lookup 0 is one that is unanswered: a store that comes later counts its
@@ -68,6 +71,12 @@ impl<L: Lookups> Lookups for Option<L> {
 
     fn clear(&mut self) -> bool {
         self.as_mut().is_none_or(Lookups::clear)
+    }
+
+    fn step_planned(&mut self) {
+        if let Some(store) = self {
+            store.step_planned();
+        }
     }
 }
 

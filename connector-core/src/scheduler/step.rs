@@ -169,6 +169,7 @@ impl<L: Lookups, P: BlockPool> Scheduler<L, P> {
         for id in &step.finished {
             self.forget(id);
         }
+        self.runtime.step_planned();
         output
     }
 

@@ -37,7 +37,7 @@ class ConnectorOptions:
     num_copy_threads: int | None = None
     """Threads that copy, 1 to 64; none = as many as cores, at most 4."""
     timeout_ms: int = TIMEOUT_MS
-    """The longest wait for the daemon in an engine step, per side: the scheduler's and each worker's."""
+    """The longest wait for the daemon in an engine step; scheduler and workers have a half each."""
     save_decode_cache: bool = False
     """Blocks of generated tokens are stored too."""
     hold_ms: int = HOLD_MS
@@ -82,7 +82,9 @@ class ConnectorOptions:
 
     def session(self, socket: str | None = None) -> SessionOptions:
         """Of the daemon at this socket; none = the option's."""
-        own = {"hold_ms": self.hold_ms, "timeout_ms": self.timeout_ms, "num_copy_threads": self.num_copy_threads}
+        # A step may wait for the scheduler's side and then for a worker's.
+        side_ms = max(1, self.timeout_ms // 2)
+        own = {"hold_ms": self.hold_ms, "timeout_ms": side_ms, "num_copy_threads": self.num_copy_threads}
         return SessionOptions.read({"socket": socket or self.socket, **own})
 
 

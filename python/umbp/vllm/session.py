@@ -21,6 +21,7 @@ class SessionOptions:
     socket: str
     hold_ms: int = HOLD_MS
     timeout_ms: int = TIMEOUT_MS
+    """The longest that this side waits in a step."""
     num_copy_threads: int | None = None
 
     @classmethod
