@@ -246,14 +246,15 @@ fn d4_lookups_of_a_step_together_wait_no_longer_than_the_time_out() {
     let fake = Fake::new();
     let mut options = RuntimeOptions::new(fake.options().socket, namespace());
     options.timeout = TIMEOUT;
+    let (hurry, hurried) = std::sync::mpsc::channel::<()>();
     let slow = std::thread::spawn(move || {
         let mut peer = fake.accept(1, 1);
         // Two lookups of the first step reach it, and one of the second.
         for _ in 0..3 {
             let (id, request) = peer.next();
             let Request::Lookup { keys, .. } = request else { panic!("{request:?}") };
-            // How slow it is, not how long something is awaited.
-            std::thread::sleep(TIMEOUT * 6 / 10);
+            // How slow it is; nobody hurries it before the claims are made.
+            let _ = hurried.recv_timeout(TIMEOUT * 6 / 10);
             peer.reply(id, &Reply::Lookup { found: vec![Found::Miss(MissReason::Absent); keys.len()] });
         }
         peer
@@ -266,6 +267,6 @@ fn d4_lookups_of_a_step_together_wait_no_longer_than_the_time_out() {
     assert_eq!(answers.iter().filter(|answered| **answered).count(), 1, "the others are misses");
     scheduler.step_planned();
     assert!(scheduler.lookup(&[key(99)], Hold::Hits).is_ok(), "the next step has its own time");
-    drop(scheduler);
+    drop((scheduler, hurry));
     slow.join().expect("the peer");
 }
