@@ -9,7 +9,8 @@ use std::path::PathBuf;
 
 use umbp_protocol::message::{Acquired, Found, NamespaceId, ReserveItem, Reserved, SegmentId, SessionId, WireKey};
 use umbpd::engine::api::{
-    Generations, Settings, TenantIndex, TenantSettings, TierIndex, TierSettings, TierState, Time, WritePolicy,
+    Admission, EvictionPolicy, Generations, Promote, Settings, TenantIndex, TenantSettings, TierIndex, TierSettings,
+    TierState, Time, WritePolicy,
 };
 use umbpd::engine::{Engine, KEYS_PER_SLICE_MAX, LeaseKind, SessionInfo};
 
@@ -68,7 +69,10 @@ impl Replay {
             tenants: vec![TenantSettings { name: "default".to_owned(), quota: vec![u64::MAX] }],
             headroom: vec![0],
             promotion_budget: 0,
+            eviction: EvictionPolicy::PrefixLru,
             write: WritePolicy::Through,
+            admission: Admission::All,
+            promote: Promote::OnAcquire,
             lease_ns: 1_000_000_000,
             hold_ns: 1_000_000_000,
             hold_bytes: u64::MAX,

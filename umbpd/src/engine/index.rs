@@ -35,8 +35,14 @@ pub(super) struct Entry {
     pub(super) copies: [u32; TIERS_MAX],
     /// Number of resident copies.
     pub(super) resident: u8,
+    /// Loads through the first tier in which it did not stay.
+    pub(super) loads: u8,
+    /// Lower tiers shall take it, whatever its own place in its chain.
+    pub(super) wanted: bool,
     alive: bool,
 }
+
+const _: () = assert!(size_of::<Entry>() == 104, "an entry's memory is most of what a block takes");
 
 /// All entries.
 pub(super) struct Index {
@@ -90,6 +96,8 @@ impl Index {
             resident_children: 0,
             copies: [NONE; TIERS_MAX],
             resident: 0,
+            loads: 0,
+            wanted: false,
             alive: true,
         });
         let (shard, hash) = self.locate(&key);

@@ -7,6 +7,7 @@ use umbp_protocol::message::{
 };
 
 use super::api::{Action, Generations, Settings, TIERS_MAX, TenantIndex, TierIndex, Time};
+use super::ghosts::Ghosts;
 use super::hold::Hold;
 use super::index::Index;
 use super::lease::Lease;
@@ -79,6 +80,8 @@ pub struct Engine {
     pub(super) index: Index,
     pub(super) tiers: Vec<Tier>,
     pub(super) pool: Pool,
+    /// Blocks that left the first tier for good, where that is of use.
+    pub(super) sightings: Ghosts,
     pub(super) namespaces: Namespaces,
     pub(super) sessions: BTreeMap<SessionId, Session>,
     /// Sessions that have ended and whose leases and holds are being let go, a slice at a time.
@@ -119,8 +122,9 @@ impl Engine {
             generations,
             words: Slab::new(),
             index: Index::new(),
-            tiers: settings.tiers.iter().map(|tier| Tier::new(tier.clone(), tenants)).collect(),
+            tiers: settings.tiers.iter().map(|tier| Tier::new(tier.clone(), tenants, settings.eviction)).collect(),
             pool: Pool::new(tenants),
+            sightings: Ghosts::new(),
             namespaces: Namespaces::default(),
             sessions: BTreeMap::new(),
             closing: BTreeSet::new(),

@@ -51,7 +51,11 @@ impl Engine {
 
     /// Bytes that the index and the records of copies take.
     pub fn memory_bytes(&self) -> usize {
-        let copies: usize = self.tiers.iter().map(|tier| tier.copies.memory_bytes()).sum();
+        let tier = |tier: &Tier| {
+            let orders: usize = tier.orders.iter().map(|order| order.memory_bytes()).sum();
+            tier.copies.memory_bytes() + tier.marks.memory_bytes() + tier.kids.memory_bytes() + orders
+        };
+        let copies: usize = self.tiers.iter().map(tier).sum();
         self.index.memory_bytes() + copies + self.words_bytes()
     }
 
@@ -75,6 +79,8 @@ impl Engine {
             "demoted": counters.demoted,
             "evicted": counters.evicted,
             "dropped": counters.dropped,
+            "not_admitted": counters.not_admitted,
+            "passed_through": counters.passed_through,
             "limit_found": counters.limit_found,
             "undeleted_blocks": tier.undeleted_blocks(),
             "timeouts": counters.timeouts,
