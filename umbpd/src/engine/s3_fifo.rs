@@ -5,9 +5,9 @@
 //! queue unused stays known for a while (the ghost), and enters the main queue if it comes again; the main queue gives
 //! blocks that were used another round.
 //!
-//! Only ends of chains stand in the queues, so that a parent never leaves before its child. A block that gets a child
-//! steps out; when its last child is gone it is due at once, as its turn came while the child kept it. One that is
-//! pinned keeps its turn: it steps out when that comes, and is due when it is given back.
+//! Only ends of chains leave, so that a parent never leaves before its child. A block whose turn comes while a child
+//! or a pin keeps it steps out of its queue, and is due as soon as it is kept no more. A block that is followed by its
+//! child at once leaves its place to that child: tails before heads.
 //!
 //! A load is a use. A store is one of all blocks before the stored ones, which the engine may have had in its own
 //! cache; but a request may store in several pieces, or load first, and is one use all the same: so a store counts
@@ -26,7 +26,7 @@ const USES_MAX: u64 = 3;
 /// A store is one with the last use while fewer than one block in so many has come in between.
 const ONE_USE_PART: u32 = 32;
 /// Copies that one search for a victim looks at at most.
-const SCAN_MAX: usize = 256;
+const SCAN_MAX: usize = 1024;
 
 /// What is kept of a copy, in its mark.
 #[derive(Clone, Copy)]
@@ -39,8 +39,13 @@ impl Mark {
     /// It has had its turn to enter: from here on it is due when it comes back.
     const ENTERED: u64 = 1 << 3;
     const LOADED: u64 = 1 << 4;
+    /// It came in with the store under way.
+    const FRESH: u64 = 1 << 11;
     const USES_SHIFT: u32 = 5;
     const USES: u64 = 3 << Self::USES_SHIFT;
+    /// Rounds of the main queue.
+    const ROUNDS_SHIFT: u32 = 8;
+    const ROUNDS: u64 = 7 << Self::ROUNDS_SHIFT;
     /// Arrivals when it was used last, in the upper half.
     const WHEN_SHIFT: u32 = 32;
 
@@ -54,6 +59,14 @@ impl Mark {
 
     fn uses(self) -> u64 {
         (self.0 & Self::USES) >> Self::USES_SHIFT
+    }
+
+    fn rounds(self) -> u64 {
+        (self.0 & Self::ROUNDS) >> Self::ROUNDS_SHIFT
+    }
+
+    fn with_rounds(self, rounds: u64) -> Self {
+        Self(self.0 & !Self::ROUNDS | rounds.min(7) << Self::ROUNDS_SHIFT)
     }
 
     fn when(self) -> u32 {
@@ -78,6 +91,8 @@ pub(super) struct S3Fifo {
     main_blocks: u64,
     /// Blocks that ever came in, wrapping.
     arrivals: u32,
+    /// Rounds of the block that left last.
+    rounds: u64,
     listed: u64,
     /// Ends of chains that are listed.
     free_ends: u64,
@@ -87,7 +102,7 @@ pub(super) struct S3Fifo {
 impl S3Fifo {
     pub(super) fn new() -> Self {
         let (small, main, ghosts) = (List::new(), List::new(), Ghosts::new());
-        Self { small, main, small_blocks: 0, main_blocks: 0, arrivals: 0, listed: 0, free_ends: 0, ghosts }
+        Self { small, main, small_blocks: 0, main_blocks: 0, arrivals: 0, rounds: 0, listed: 0, free_ends: 0, ghosts }
     }
 
     fn queue(&mut self, mark: Mark) -> &mut List {
@@ -110,6 +125,28 @@ impl S3Fifo {
         let mark = mark.with(Mark::IN_QUEUE, false);
         nodes.set_mark(node, mark.0);
         mark
+    }
+
+    /// The block belongs to the main queue from now on, and so does all that lies above it: else parents that their
+    /// children keep would fill up the small queue for good.
+    fn move_on(&mut self, nodes: &mut dyn Nodes, node: u32) {
+        let mut at = Some(node);
+        while let Some(node) = at {
+            let mark = Mark(nodes.mark(node));
+            if mark.has(Mark::MAIN) {
+                return;
+            }
+            nodes.step();
+            let waits = mark.has(Mark::IN_QUEUE);
+            let mark = self.step_out(nodes, node).with(Mark::MAIN, true).with_uses(0).with_rounds(0);
+            nodes.set_mark(node, mark.0);
+            self.small_blocks -= 1;
+            self.main_blocks += 1;
+            if waits {
+                self.enter(nodes, node, mark, false);
+            }
+            at = nodes.parent(node);
+        }
     }
 
     fn next_due(&self) -> Option<u32> {
@@ -138,15 +175,25 @@ impl Policy for S3Fifo {
     }
 
     fn arrived(&mut self, nodes: &mut dyn Nodes, node: u32, print: u64) {
-        let known = self.ghosts.take(print);
-        *(if known { &mut self.main_blocks } else { &mut self.small_blocks }) += 1;
+        self.small_blocks += 1;
         self.arrivals = self.arrivals.wrapping_add(1);
         // The store that brought it is no use of it.
-        nodes.set_mark(node, Mark(Mark::LOADED).with(Mark::MAIN, known).at(self.arrivals).0);
+        nodes.set_mark(node, Mark(Mark::LOADED | Mark::FRESH).at(self.arrivals).0);
+        if self.ghosts.take(print) {
+            self.move_on(nodes, node);
+        }
+        // Its parent came in right before it, and leaves it its place: a long chain is one turn, not many.
+        if let Some(parent) = nodes.parent(node) {
+            let (own, above) = (Mark(nodes.mark(node)), Mark(nodes.mark(parent)));
+            if above.has(Mark::FRESH) && above.has(Mark::MAIN) == own.has(Mark::MAIN) {
+                self.step_out(nodes, parent);
+            }
+        }
     }
 
     fn departed(&mut self, nodes: &mut dyn Nodes, node: u32, print: u64) {
         let mark = self.step_out(nodes, node);
+        self.rounds = mark.rounds();
         if mark.has(Mark::MAIN) {
             self.main_blocks -= 1;
         } else {
@@ -170,16 +217,21 @@ impl Policy for S3Fifo {
         self.free_ends -= u64::from(nodes.is_end(node));
     }
 
-    fn covered(&mut self, nodes: &mut dyn Nodes, node: u32, listed: bool) {
+    fn covered(&mut self, _: &mut dyn Nodes, _: u32, listed: bool) {
         self.free_ends -= u64::from(listed);
-        self.step_out(nodes, node);
     }
 
     fn exposed(&mut self, nodes: &mut dyn Nodes, node: u32, listed: bool) {
+        // It has been through the rounds of the child that stood for it: else each block of a chain would have all
+        // of its own, and a chain would never leave.
+        let mark = Mark(nodes.mark(node));
+        let mark = mark.with_uses(mark.uses().saturating_sub(self.rounds)).with_rounds(mark.rounds() + self.rounds);
+        nodes.set_mark(node, mark.0);
         if listed {
             self.free_ends += 1;
-            let mark = Mark(nodes.mark(node));
-            self.enter(nodes, node, mark, true);
+            if !mark.has(Mark::IN_QUEUE) {
+                self.enter(nodes, node, mark, true);
+            }
         }
     }
 
@@ -195,7 +247,10 @@ impl Policy for S3Fifo {
             }
         };
         let uses = (mark.uses() + u64::from(counts)).min(USES_MAX);
-        nodes.set_mark(node, mark.with(Mark::LOADED, kind == Use::Load).with_uses(uses).at(self.arrivals).0);
+        nodes.set_mark(
+            node,
+            mark.with(Mark::FRESH, false).with(Mark::LOADED, kind == Use::Load).with_uses(uses).at(self.arrivals).0,
+        );
     }
 
     fn victim(&mut self, nodes: &mut dyn Nodes, before: u64) -> Option<u32> {
@@ -204,21 +259,20 @@ impl Policy for S3Fifo {
             let node = self.next_due().filter(|_| self.free_ends > 0)?;
             nodes.step();
             let mark = Mark(nodes.mark(node));
-            let evictable = mark.has(Mark::LISTED) && nodes.stamp(node) < before;
-            if !mark.has(Mark::LISTED) {
+            let evictable = nodes.stamp(node) < before;
+            if !mark.has(Mark::LISTED) || !nodes.is_end(node) {
                 self.step_out(nodes, node);
             } else if !mark.has(Mark::MAIN) && mark.uses() >= MOVE_USES {
-                let mark = self.step_out(nodes, node).with(Mark::MAIN, true).with_uses(0);
-                self.small_blocks -= 1;
-                self.main_blocks += 1;
-                self.enter(nodes, node, mark, false);
+                self.move_on(nodes, node);
             } else if evictable && (!mark.has(Mark::MAIN) || mark.uses() == 0) {
                 return Some(node);
             } else {
                 // Another round; for one of the very request that needs room, without a use less.
                 second_best = second_best.or(evictable.then_some(node));
                 let mark = self.step_out(nodes, node);
-                self.enter(nodes, node, mark.with_uses(mark.uses() - u64::from(evictable)), false);
+                let spent = u64::from(evictable);
+                let mark = mark.with_uses(mark.uses().saturating_sub(spent)).with_rounds(mark.rounds() + spent);
+                self.enter(nodes, node, mark, false);
             }
         }
         second_best
