@@ -31,6 +31,7 @@ pub mod api;
 
 mod admit;
 
+mod chain_hazard;
 mod clear;
 mod complete;
 mod deletes;

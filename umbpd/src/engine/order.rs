@@ -12,7 +12,7 @@ use super::tier::{BlockCopy, CopyState, LISTED, TRACKED, Tier, UNPLACED};
 struct View<'a> {
     tier: usize,
     copies: &'a mut Slab<BlockCopy>,
-    marks: &'a mut Words<u64>,
+    marks: &'a mut Words<u32>,
     kids: &'a Words<u32>,
     index: &'a Index,
     work: &'a mut u64,
@@ -27,16 +27,20 @@ impl Nodes for View<'_> {
         self.copies[node].link = link;
     }
 
-    fn mark(&self, node: u32) -> u64 {
+    fn mark(&self, node: u32) -> u32 {
         self.marks.get(node)
     }
 
-    fn set_mark(&mut self, node: u32, mark: u64) {
+    fn set_mark(&mut self, node: u32, mark: u32) {
         self.marks.set(node, mark);
     }
 
-    fn is_end(&self, node: u32) -> bool {
-        self.kids.get(self.copies[node].entry) == 0
+    fn kids(&self, node: u32) -> u32 {
+        self.kids.get(self.copies[node].entry)
+    }
+
+    fn bytes(&self, node: u32) -> u64 {
+        u64::from(self.copies[node].bytes)
     }
 
     fn stamp(&self, node: u32) -> u64 {
@@ -91,7 +95,6 @@ impl Engine {
         copy.flags |= TRACKED;
         let (entry, tenant) = (copy.entry, usize::from(copy.tenant));
         if self.tiers[tier].wants_ends {
-            self.tiers[tier].marks.set(slot, 0);
             if self.tiers[tier].kids.get(entry) == 0 {
                 self.cover_above(tier, entry);
             }
@@ -168,16 +171,26 @@ impl Engine {
         }
     }
 
-    /// Says where an entry hangs, as [`Index::hang`] does; what hangs below it moves along.
+    /// Says where an entry hangs, as [`Index::hang`] does. What hangs below it moves along, and a copy of its own
+    /// (doubted, since the entry is resident nowhere) is a new one in its order.
     pub(super) fn hang(&mut self, entry: u32, parent: Option<WireKey>, depth: u32) {
-        let in_order = |engine: &Self, tier: usize| {
-            let known = engine.tiers[tier].kids.get(entry) > 0 || engine.tracked(tier, entry).is_some();
-            engine.tiers[tier].wants_ends && known
-        };
-        let tiers: Vec<usize> = (0..self.tiers.len()).filter(|tier| in_order(self, *tier)).collect();
-        tiers.iter().for_each(|tier| self.uncover_above(*tier, entry));
+        let moved: Vec<(usize, Option<u32>, bool)> = (0..self.tiers.len())
+            .filter(|tier| self.tiers[*tier].wants_ends)
+            .map(|tier| (tier, self.tracked(tier, entry), self.tiers[tier].kids.get(entry) > 0))
+            .collect();
+        for (tier, copy, has_kids) in &moved {
+            copy.iter().for_each(|copy| self.untrack(*tier, *copy));
+            if *has_kids {
+                self.uncover_above(*tier, entry);
+            }
+        }
         self.index.hang(entry, parent, depth);
-        tiers.iter().for_each(|tier| self.cover_above(*tier, entry));
+        for (tier, copy, has_kids) in moved {
+            if has_kids {
+                self.cover_above(tier, entry);
+            }
+            copy.into_iter().for_each(|copy| self.list(tier, copy));
+        }
     }
 
     /// Puts an unpinned copy where it may be evicted, behind its nearest ancestor that may be evicted too.

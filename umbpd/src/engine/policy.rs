@@ -9,6 +9,7 @@
 //! ([`Policy::wants_ends`]) and evict nothing else.
 
 use super::api::EvictionPolicy;
+use super::chain_hazard::ChainHazard;
 use super::prefix_lru::PrefixLru;
 use super::s3_fifo::S3Fifo;
 
@@ -23,11 +24,17 @@ pub(super) struct Link {
 pub(super) trait Nodes {
     fn link(&self, node: u32) -> Link;
     fn set_link(&mut self, node: u32, link: Link);
-    /// The policy's own word about a copy, 0 on arrival. Kept only where [`Policy::wants_ends`].
-    fn mark(&self, node: u32) -> u64;
-    fn set_mark(&mut self, node: u32, mark: u64);
+    /// The policy's own word about a copy; of no meaning until it is set on arrival.
+    fn mark(&self, node: u32) -> u32;
+    fn set_mark(&mut self, node: u32, mark: u32);
+    /// How many children have a copy in this order, or one of a descendant. Kept only where [`Policy::wants_ends`].
+    fn kids(&self, node: u32) -> u32;
     /// No copy of a descendant is in this order, pinned or not. Kept only where [`Policy::wants_ends`].
-    fn is_end(&self, node: u32) -> bool;
+    fn is_end(&self, node: u32) -> bool {
+        self.kids(node) == 0
+    }
+    /// Room that the copy takes.
+    fn bytes(&self, node: u32) -> u64;
     /// Logical time of the last use of the block or of a descendant.
     fn stamp(&self, node: u32) -> u64;
     /// A copy is looked at: counted as work of the call.
@@ -101,10 +108,11 @@ pub(super) trait Policy: Send {
     }
 }
 
-/// The policy of this name.
-pub(super) fn make(policy: EvictionPolicy) -> Box<dyn Policy> {
+/// The policy of this name, for a tenant's part of a tier.
+pub(super) fn make(policy: EvictionPolicy, capacity_bytes: u64) -> Box<dyn Policy> {
     match policy {
         EvictionPolicy::PrefixLru => Box::new(PrefixLru::new()),
-        EvictionPolicy::S3Fifo | EvictionPolicy::ChainHazard => Box::new(S3Fifo::new()),
+        EvictionPolicy::S3Fifo => Box::new(S3Fifo::new()),
+        EvictionPolicy::ChainHazard => Box::new(ChainHazard::new(capacity_bytes)),
     }
 }

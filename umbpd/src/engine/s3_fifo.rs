@@ -20,65 +20,70 @@ use super::policy::{Nodes, Policy, Use};
 /// The small queue's part of all blocks: one in this many.
 const SMALL_PART: u64 = 10;
 /// Uses from which a block moves on from the small queue.
-const MOVE_USES: u64 = 2;
+const MOVE_USES: u32 = 2;
 /// Uses beyond this are not counted.
-const USES_MAX: u64 = 3;
+const USES_MAX: u32 = 3;
 /// A store is one with the last use while fewer than one block in so many has come in between.
-const ONE_USE_PART: u32 = 32;
+const ONE_USE_PART: u64 = 32;
+/// Arrivals are told apart by so many.
+const STEP: u64 = 32;
 /// Copies that one search for a victim looks at at most.
 const SCAN_MAX: usize = 1024;
 
 /// What is kept of a copy, in its mark.
 #[derive(Clone, Copy)]
-struct Mark(u64);
+struct Mark(u32);
 
 impl Mark {
-    const MAIN: u64 = 1;
-    const IN_QUEUE: u64 = 1 << 1;
-    const LISTED: u64 = 1 << 2;
+    const MAIN: u32 = 1;
+    const IN_QUEUE: u32 = 1 << 1;
+    const LISTED: u32 = 1 << 2;
     /// It has had its turn to enter: from here on it is due when it comes back.
-    const ENTERED: u64 = 1 << 3;
-    const LOADED: u64 = 1 << 4;
+    const ENTERED: u32 = 1 << 3;
+    const LOADED: u32 = 1 << 4;
     /// It came in with the store under way.
-    const FRESH: u64 = 1 << 11;
-    const USES_SHIFT: u32 = 5;
-    const USES: u64 = 3 << Self::USES_SHIFT;
+    const FRESH: u32 = 1 << 5;
+    const USES_SHIFT: u32 = 6;
+    const USES: u32 = 3 << Self::USES_SHIFT;
     /// Rounds of the main queue.
     const ROUNDS_SHIFT: u32 = 8;
-    const ROUNDS: u64 = 7 << Self::ROUNDS_SHIFT;
-    /// Arrivals when it was used last, in the upper half.
-    const WHEN_SHIFT: u32 = 32;
+    const ROUNDS: u32 = 7 << Self::ROUNDS_SHIFT;
+    /// Arrivals when it was used last, in steps of [`STEP`], wrapping.
+    const WHEN_SHIFT: u32 = 16;
 
-    fn has(self, flag: u64) -> bool {
+    fn has(self, flag: u32) -> bool {
         self.0 & flag != 0
     }
 
-    fn with(self, flag: u64, on: bool) -> Self {
+    fn with(self, flag: u32, on: bool) -> Self {
         Self(if on { self.0 | flag } else { self.0 & !flag })
     }
 
-    fn uses(self) -> u64 {
+    fn uses(self) -> u32 {
         (self.0 & Self::USES) >> Self::USES_SHIFT
     }
 
-    fn rounds(self) -> u64 {
+    fn with_uses(self, uses: u32) -> Self {
+        Self(self.0 & !Self::USES | uses << Self::USES_SHIFT)
+    }
+
+    fn rounds(self) -> u32 {
         (self.0 & Self::ROUNDS) >> Self::ROUNDS_SHIFT
     }
 
-    fn with_rounds(self, rounds: u64) -> Self {
+    fn with_rounds(self, rounds: u32) -> Self {
         Self(self.0 & !Self::ROUNDS | rounds.min(7) << Self::ROUNDS_SHIFT)
     }
 
-    fn when(self) -> u32 {
-        (self.0 >> Self::WHEN_SHIFT) as u32
+    fn at(self, arrivals: u64) -> Self {
+        let when = (arrivals / STEP) as u16;
+        Self(self.0 & u32::from(u16::MAX) | u32::from(when) << Self::WHEN_SHIFT)
     }
 
-    fn at(self, when: u32) -> Self {
-        Self(self.0 & u64::from(u32::MAX) | u64::from(when) << Self::WHEN_SHIFT)
-    }
-
-    fn with_uses(self, uses: u64) -> Self {
-        Self(self.0 & !Self::USES | uses << Self::USES_SHIFT)
+    /// Arrivals since the last use.
+    fn since(self, arrivals: u64) -> u64 {
+        let when = (self.0 >> Self::WHEN_SHIFT) as u16;
+        u64::from(((arrivals / STEP) as u16).wrapping_sub(when)) * STEP
     }
 }
 
@@ -89,10 +94,10 @@ pub(super) struct S3Fifo {
     /// Blocks of each queue, those that have stepped out included.
     small_blocks: u64,
     main_blocks: u64,
-    /// Blocks that ever came in, wrapping.
-    arrivals: u32,
+    /// Blocks that ever came in.
+    arrivals: u64,
     /// Rounds of the block that left last.
-    rounds: u64,
+    rounds: u32,
     listed: u64,
     /// Ends of chains that are listed.
     free_ends: u64,
@@ -176,7 +181,7 @@ impl Policy for S3Fifo {
 
     fn arrived(&mut self, nodes: &mut dyn Nodes, node: u32, print: u64) {
         self.small_blocks += 1;
-        self.arrivals = self.arrivals.wrapping_add(1);
+        self.arrivals += 1;
         // The store that brought it is no use of it.
         nodes.set_mark(node, Mark(Mark::LOADED | Mark::FRESH).at(self.arrivals).0);
         if self.ghosts.take(print) {
@@ -241,12 +246,11 @@ impl Policy for S3Fifo {
             Use::Guard => return,
             Use::Load => true,
             Use::Store => {
-                let since = self.arrivals.wrapping_sub(mark.when());
                 let blocks = self.small_blocks + self.main_blocks;
-                !mark.has(Mark::LOADED) && u64::from(since) * u64::from(ONE_USE_PART) > blocks
+                !mark.has(Mark::LOADED) && mark.since(self.arrivals) * ONE_USE_PART > blocks
             }
         };
-        let uses = (mark.uses() + u64::from(counts)).min(USES_MAX);
+        let uses = (mark.uses() + u32::from(counts)).min(USES_MAX);
         nodes.set_mark(
             node,
             mark.with(Mark::FRESH, false).with(Mark::LOADED, kind == Use::Load).with_uses(uses).at(self.arrivals).0,
@@ -270,7 +274,7 @@ impl Policy for S3Fifo {
                 // Another round; for one of the very request that needs room, without a use less.
                 second_best = second_best.or(evictable.then_some(node));
                 let mark = self.step_out(nodes, node);
-                let spent = u64::from(evictable);
+                let spent = u32::from(evictable);
                 let mark = mark.with_uses(mark.uses().saturating_sub(spent)).with_rounds(mark.rounds() + spent);
                 self.enter(nodes, node, mark, false);
             }

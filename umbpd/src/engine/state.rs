@@ -6,7 +6,7 @@ use umbp_protocol::message::{
     Event, KEYS_PER_MESSAGE_MAX, MissReason, NamespaceId, RemovedReason, SegmentId, SessionId, WireKey,
 };
 
-use super::api::{Action, Generations, Settings, TIERS_MAX, TenantIndex, TierIndex, Time};
+use super::api::{Action, Generations, Settings, TIERS_MAX, TenantIndex, TierIndex, TierSettings, Time};
 use super::ghosts::Ghosts;
 use super::hold::Hold;
 use super::index::Index;
@@ -118,11 +118,16 @@ impl Engine {
             tenant.quota.resize(settings.tiers.len(), u64::MAX);
         }
         let tenants = settings.tenants.len();
+        let tier = |(at, tier): (usize, &TierSettings)| {
+            let shares: Vec<u64> = settings.tenants.iter().map(|tenant| tenant.quota[at]).collect();
+            Tier::new(tier.clone(), &shares, settings.eviction)
+        };
+        let tiers = settings.tiers.iter().enumerate().map(tier).collect();
         Self {
             generations,
             words: Slab::new(),
             index: Index::new(),
-            tiers: settings.tiers.iter().map(|tier| Tier::new(tier.clone(), tenants, settings.eviction)).collect(),
+            tiers,
             pool: Pool::new(tenants),
             sightings: Ghosts::new(),
             namespaces: Namespaces::default(),

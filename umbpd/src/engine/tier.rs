@@ -166,7 +166,7 @@ pub(super) struct Tier {
     /// Order of eviction, per tenant.
     pub(super) orders: Vec<Box<dyn Policy>>,
     /// The policy's word about each copy, where it wants that.
-    pub(super) marks: Words<u64>,
+    pub(super) marks: Words<u32>,
     /// How many children each entry has with a copy here, or with a descendant's copy here; where the policy wants it.
     pub(super) kids: Words<u32>,
     pub(super) wants_ends: bool,
@@ -212,8 +212,11 @@ pub(super) struct Tier {
 }
 
 impl Tier {
-    pub(super) fn new(settings: TierSettings, tenants: usize, eviction: EvictionPolicy) -> Self {
-        let orders: Vec<_> = (0..tenants).map(|_| policy::make(eviction)).collect();
+    /// `shares`: the most bytes that each tenant may have here.
+    pub(super) fn new(settings: TierSettings, shares: &[u64], eviction: EvictionPolicy) -> Self {
+        let tenants = shares.len();
+        let part = |share: &u64| policy::make(eviction, (*share).min(settings.capacity));
+        let orders: Vec<_> = shares.iter().map(part).collect();
         Self {
             limit: settings.capacity,
             limit_step: 0,
