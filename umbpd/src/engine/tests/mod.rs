@@ -6,6 +6,7 @@ mod deletes;
 mod faults;
 mod leases;
 mod limits;
+mod policies;
 mod rig;
 mod tenants;
 mod tiers;
