@@ -1,6 +1,7 @@
 //! Which blocks lower tiers take, and which loaded ones the first tier keeps.
 
 use super::api::{Admission, Promote, WritePolicy};
+use super::index::WANTED;
 use super::order::print_of;
 use super::slab::NONE;
 use super::state::{DRAM, Engine};
@@ -13,7 +14,7 @@ impl Engine {
     /// Whether lower tiers take a block.
     pub(super) fn admits(&self, entry: u32) -> bool {
         let known = &self.index[entry];
-        known.wanted
+        self.index.is_wanted(entry)
             || match self.settings.admission {
                 Admission::All => true,
                 Admission::SecondSighting => false,
@@ -24,9 +25,11 @@ impl Engine {
     /// A block was stored: lower tiers get their copy in the background, where they take it now.
     pub(super) fn send_down(&mut self, slot: u32) {
         let entry = self.tiers[DRAM].copies[slot].entry;
-        if self.settings.admission == Admission::SecondSighting && !self.index[entry].wanted {
+        if self.settings.admission == Admission::SecondSighting && !self.index.is_wanted(entry) {
             let print = print_of(&self.index[entry].key);
-            self.index[entry].wanted = self.sightings.take(print);
+            if self.sightings.take(print) {
+                self.index[entry].flags |= WANTED;
+            }
         }
         if self.settings.write == WritePolicy::OnEvict {
             return;
@@ -43,10 +46,10 @@ impl Engine {
 
     /// A block is loaded: under second sighting lower tiers take it from now on. Heads before tails.
     pub(super) fn sighted(&mut self, entry: u32) {
-        if self.settings.admission != Admission::SecondSighting || self.index[entry].wanted {
+        if self.settings.admission != Admission::SecondSighting || self.index.is_wanted(entry) {
             return;
         }
-        self.index[entry].wanted = true;
+        self.index[entry].flags |= WANTED;
         let slot = self.index[entry].copies[DRAM];
         let resident = slot != NONE && self.tiers[DRAM].copies[slot].state == CopyState::Resident;
         if !resident || self.settings.write == WritePolicy::OnEvict {
@@ -63,10 +66,10 @@ impl Engine {
     pub(super) fn want_above(&mut self, tier: usize, entry: u32) {
         let mut at = entry;
         while let Some(parent) = self.index.above(at) {
-            if self.index[parent].wanted || self.index[parent].copies[tier] != NONE {
+            if self.index.is_wanted(parent) || self.index[parent].copies[tier] != NONE {
                 return;
             }
-            self.index[parent].wanted = true;
+            self.index[parent].flags |= WANTED;
             self.work += 1;
             at = parent;
         }

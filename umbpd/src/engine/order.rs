@@ -5,7 +5,7 @@ use umbp_protocol::message::WireKey;
 use super::index::Index;
 use super::policy::{Link, Nodes, Policy, Use};
 use super::slab::{NONE, Slab, Words};
-use super::state::Engine;
+use super::state::{DRAM, Engine};
 use super::tier::{BlockCopy, CopyState, LISTED, TRACKED, Tier, UNPLACED};
 
 /// What a policy sees of a tier.
@@ -235,8 +235,11 @@ impl Engine {
         }
     }
 
-    /// The copy of a tenant that leaves a tier first, among those whose entry was last used before `first_stamp`.
+    /// The copy of a tenant that leaves a tier first (the first one: orphans before all others), among those whose entry was last used before `first_stamp`.
     pub(super) fn coldest(&mut self, tier: usize, tenant: usize, first_stamp: u64) -> Option<u32> {
+        if let Some(orphan) = (tier == DRAM).then(|| self.orphan_to_evict(tenant, first_stamp)).flatten() {
+            return Some(orphan);
+        }
         self.with_order(tier, tenant, |order, nodes| order.victim(nodes, first_stamp))
     }
 

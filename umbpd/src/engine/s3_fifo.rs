@@ -259,11 +259,17 @@ impl Policy for S3Fifo {
 
     fn victim(&mut self, nodes: &mut dyn Nodes, before: u64) -> Option<u32> {
         let mut second_best = None;
+        let mut guarded = 0;
         for _ in 0..SCAN_MAX {
             let node = self.next_due().filter(|_| self.free_ends > 0)?;
             nodes.step();
             let mark = Mark(nodes.mark(node));
             let evictable = nodes.stamp(node) < before;
+            guarded += u64::from(!evictable);
+            if guarded > self.small.len() + self.main.len() {
+                // All that is left belongs to the very request that needs room.
+                break;
+            }
             if !mark.has(Mark::LISTED) || !nodes.is_end(node) {
                 self.step_out(nodes, node);
             } else if !mark.has(Mark::MAIN) && mark.uses() >= MOVE_USES {

@@ -14,6 +14,7 @@ use super::lease::Lease;
 use super::load::Promotion;
 use super::lower::InFlight;
 use super::namespace::Namespaces;
+use super::orphans::Adrift;
 use super::pool::{Pool, UNIT_BYTES};
 use super::session::Session;
 use super::slab::Slab;
@@ -80,6 +81,8 @@ pub struct Engine {
     pub(super) index: Index,
     pub(super) tiers: Vec<Tier>,
     pub(super) pool: Pool,
+    /// Orphans of the first tier, per tenant.
+    pub(super) adrift: Vec<Adrift>,
     /// Blocks that left the first tier for good, where that is of use.
     pub(super) sightings: Ghosts,
     pub(super) namespaces: Namespaces,
@@ -129,6 +132,7 @@ impl Engine {
             index: Index::new(),
             tiers,
             pool: Pool::new(tenants),
+            adrift: (0..tenants).map(|_| Adrift::default()).collect(),
             sightings: Ghosts::new(),
             namespaces: Namespaces::default(),
             sessions: BTreeMap::new(),

@@ -151,7 +151,10 @@ impl Engine {
             self.settle_item(lease.0, index as usize);
             answers.push(Outcome::Done);
         }
-        self.touch(Use::Store, stored.into_iter().rev());
+        self.touch(Use::Store, stored.iter().rev().copied());
+        if let Some(tenant) = self.tenant_of(session) {
+            self.note_orphans(tenant, &stored);
+        }
         self.settle(now);
         answers
     }

@@ -10,7 +10,7 @@ use crate::engine::policy::{self, Link, Nodes, Policy, Use};
 const BLOCKS: u32 = 40;
 const BYTES: u64 = 4096;
 /// Copies that a search for a victim looks at, at most, in so small a forest.
-const STEPS_MAX: u64 = 1024;
+const STEPS_MAX: u64 = 1024 + BLOCKS as u64;
 
 const ALL: [EvictionPolicy; 3] = [EvictionPolicy::PrefixLru, EvictionPolicy::S3Fifo, EvictionPolicy::ChainHazard];
 
