@@ -1,5 +1,6 @@
 //! Claims about the engine, on small deployments with hand-made completions.
 
+mod admission;
 mod chain;
 mod clear;
 mod deletes;
