@@ -143,6 +143,7 @@ impl Engine {
             if self.index[entry].copies[DRAM] == NONE {
                 self.tiers[DRAM].copies[dram].entry = entry;
                 self.index[entry].copies[DRAM] = dram;
+                self.expect(entry);
                 self.make_resident(DRAM, dram);
                 self.unpin(DRAM, dram);
             } else {

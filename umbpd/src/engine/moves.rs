@@ -38,6 +38,7 @@ impl Engine {
             self.words.insert(0);
         }
         self.index[entry].copies[DRAM] = slot;
+        self.expect(entry);
         self.advance(slot);
         slot
     }
@@ -50,6 +51,9 @@ impl Engine {
             return;
         }
         if tier == DRAM {
+            if matches!(self.tiers[DRAM].copies[slot].state, CopyState::Writing | CopyState::Filling) {
+                self.unexpect(entry);
+            }
             self.unqueue(slot);
             self.set_leaving(slot, false);
         }
@@ -108,10 +112,16 @@ impl Engine {
 
     /// The copy becomes readable.
     pub(super) fn make_resident(&mut self, tier: usize, slot: u32) {
-        self.tiers[tier].copies[slot].state = CopyState::Resident;
+        let copy = &mut self.tiers[tier].copies[slot];
+        let entry = copy.entry;
+        let was = std::mem::replace(&mut copy.state, CopyState::Resident);
         self.tiers[tier].resident += 1;
-        self.index.gained(self.tiers[tier].copies[slot].entry);
+        self.index.gained(entry);
         self.track(tier, slot);
+        if matches!(was, CopyState::Writing | CopyState::Filling) && self.tiers[tier].kids.get(entry) == 0 {
+            // Counted twice for a moment, so that its parent was never without it.
+            self.unexpect(entry);
+        }
         self.list(tier, slot);
     }
 

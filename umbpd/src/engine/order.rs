@@ -86,6 +86,27 @@ impl Engine {
         usize::from(self.tiers[tier].copies[slot].tenant)
     }
 
+    /// A copy of the first tier that is being written or filled: its ancestors must not leave before it is there.
+    fn is_coming(&self, tier: usize, entry: u32) -> bool {
+        let copy = self.index[entry].copies[tier];
+        let state = |copy: u32| self.tiers[tier].copies[copy].state;
+        copy != NONE && matches!(state(copy), CopyState::Writing | CopyState::Filling)
+    }
+
+    /// A copy of the first tier is to be written or filled.
+    pub(super) fn expect(&mut self, entry: u32) {
+        if self.tiers[DRAM].wants_ends && self.tiers[DRAM].kids.get(entry) == 0 {
+            self.cover_above(DRAM, entry);
+        }
+    }
+
+    /// It will not be, or it is there and tracked from now on.
+    pub(super) fn unexpect(&mut self, entry: u32) {
+        if self.tiers[DRAM].wants_ends && self.tiers[DRAM].kids.get(entry) == 0 {
+            self.uncover_above(DRAM, entry);
+        }
+    }
+
     /// The policy learns of a copy, once.
     pub(super) fn track(&mut self, tier: usize, slot: u32) {
         let copy = &mut self.tiers[tier].copies[slot];
@@ -142,7 +163,7 @@ impl Engine {
                 }
                 return;
             }
-            if kids > 0 {
+            if kids > 0 || self.is_coming(tier, parent) {
                 return;
             }
             at = parent;
@@ -165,6 +186,9 @@ impl Engine {
             if let Some(copy) = self.tracked(tier, parent) {
                 let (tenant, listed) = (self.tenant_at(tier, copy), self.tiers[tier].copies[copy].is(LISTED));
                 self.with_order(tier, tenant, |order, nodes| order.exposed(nodes, copy, listed));
+                return;
+            }
+            if self.is_coming(tier, parent) {
                 return;
             }
             at = parent;

@@ -165,11 +165,11 @@ impl S3Fifo {
         let mark = Mark(nodes.mark(node)).with(Mark::LISTED, true);
         nodes.set_mark(node, mark.0);
         self.listed += 1;
-        if nodes.is_end(node) {
-            self.free_ends += 1;
-            if !mark.has(Mark::IN_QUEUE) {
-                self.enter(nodes, node, mark, coldest || mark.has(Mark::ENTERED));
-            }
+        let is_end = nodes.is_end(node);
+        self.free_ends += u64::from(is_end);
+        // One whose turn has come waits outside until nothing hangs on it.
+        if !mark.has(Mark::IN_QUEUE) && (is_end || !mark.has(Mark::ENTERED)) {
+            self.enter(nodes, node, mark, coldest || mark.has(Mark::ENTERED));
         }
     }
 }
