@@ -44,7 +44,8 @@ impl ChainHazard {
     fn open_run(&self, nodes: &dyn Nodes, kind: Use, piece: &[u32]) -> Option<(u32, usize)> {
         let ends_at = |at: &usize| {
             let run = State::of(nodes, piece[*at]).run;
-            run != NONE && self.runs[run].last == piece[*at]
+            // A run is one path: where something has come in below its last block already, more is a run of its own.
+            run != NONE && self.runs[run].last == piece[*at] && self.runs[run].deep == piece[*at]
         };
         let at = match kind {
             // What is stored now lies below what the request had.

@@ -280,3 +280,13 @@ fn a_block_that_was_pinned_is_no_new_block() {
     }
     assert_eq!((order.len(), order.last()), (17, Some(&0)), "{order:?}");
 }
+
+#[test]
+fn a_run_of_blocks_does_not_fork() {
+    // Blocks that come in above others, by pieces, in an order that once left some behind for ever.
+    let mut world = World::new(EvictionPolicy::ChainHazard);
+    for (block, depth) in [(4, 0), (0, 0), (23, 2), (21, 0), (21, 3), (19, 3)] {
+        world.store(block, depth);
+    }
+    world.empty();
+}
