@@ -8,6 +8,7 @@ mod faults;
 mod leases;
 mod limits;
 mod policies;
+mod pressure;
 mod rig;
 mod tenants;
 mod tiers;
