@@ -15,7 +15,7 @@ impl Ghosts {
     }
 
     fn place(&self, print: u64) -> (usize, u32) {
-        let set = (u128::from(print) * self.sets.len() as u128 >> 64) as usize;
+        let set = ((u128::from(print) * self.sets.len() as u128) >> 64) as usize;
         (set, (print as u32).max(1))
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::known::Known;
+use super::known::{Known, Row};
 use super::{Point, Policy};
 
 const WIDTH: f64 = 760.0;
@@ -40,13 +40,10 @@ fn lines(policies: &[Policy], points: &[Point], known: Option<&Known>) -> Vec<Li
     let largest = lines.iter().flat_map(|line| &line.points).map(|point| point.0).fold(0.0, f64::max);
     let smallest = lines.iter().flat_map(|line| &line.points).map(|point| point.0).fold(largest, f64::min);
     if let Some(known) = known {
-        let figures: [(&str, fn(&super::known::Row) -> f64); 3] = [
-            ("Belady (known)", |row| row.belady),
-            ("LRU_t (known)", |row| row.lru),
-            ("S3FIFO_t (known)", |row| row.s3_fifo),
-        ];
-        for ((name, figure), dashes) in figures.into_iter().zip(DASHES) {
-            let within = known.rows.iter().map(|row| (f64::from(row.percent), figure(row)));
+        let all = ["Belady (known)", "LRU_t (known)", "S3FIFO_t (known)"].into_iter().zip(DASHES).enumerate();
+        for (at, (name, dashes)) in all {
+            let figures = |row: &Row| [row.belady, row.lru, row.s3_fifo][at];
+            let within = known.rows.iter().map(|row| (f64::from(row.percent), figures(row)));
             let points = within.filter(|point| (smallest..=largest).contains(&point.0)).collect();
             lines.push(Line { name: name.to_owned(), colour: KNOWN_COLOUR, dashes, points });
         }

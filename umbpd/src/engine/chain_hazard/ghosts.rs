@@ -20,7 +20,7 @@ pub(super) struct Ghost {
 /// Fingerprint (13 bits, never 0), slot (11), class (5), uses (2), end (1). 0 where there is none.
 fn pack(print: u32, ghost: Ghost) -> u32 {
     print << 19
-        | ghost.slot % SLOTS << 8
+        | (ghost.slot % SLOTS) << 8
         | u32::from(ghost.class) << 3
         | u32::from(ghost.uses.min(3)) << 1
         | u32::from(ghost.end)
@@ -38,7 +38,7 @@ impl Ghosts {
     }
 
     fn place(&self, print: u64) -> (usize, u32) {
-        let set = (u128::from(print) * self.sets.len() as u128 >> 64) as usize;
+        let set = ((u128::from(print) * self.sets.len() as u128) >> 64) as usize;
         (set, (print as u32 & 0x1FFF).max(1))
     }
 
