@@ -28,7 +28,8 @@ struct Arguments {
 enum Command {
     /// Shows the tiers, their counters, and who is attached.
     Status(status::Arguments),
-    /// Sends the requests of a trace through the daemon and verifies every byte that comes back.
+    /// Sends the requests of a trace through the daemon and verifies every byte that comes back; or, with --sizes, tells
+    /// the hit ratio of eviction policies by size, without a daemon.
     Replay(replay::Arguments),
     /// Measures.
     #[command(subcommand)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::check_tables::Tables;
 use crate::defaults::{self, HostFacts};
 use crate::error::{ConfigError, ConfigErrors, Problem, Remedy};
-use crate::model::{Config, Daemon, Eviction, Limits, Policy, Promote, Tier, Write};
+use crate::model::{Admission, Config, Daemon, Eviction, Limits, Policy, Promote, Tier, Write};
 use crate::overrides;
 use crate::raw::{self, Fields, Raw};
 use crate::read::{self, Read};
@@ -18,6 +18,10 @@ use crate::units::{Share, size_text};
 
 /// Most percent of a tier that may be headroom.
 const HEADROOM_MAX_PERCENT: u32 = 50;
+/// The longest chain that the engine takes.
+const MIN_DEPTH_MAX: u32 = 65_535;
+/// Most loads that are counted of a block.
+const AFTER_HITS_MAX: u32 = 100;
 /// Longest config file.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 const LEASE_MIN: Duration = Duration::from_millis(50);
@@ -229,15 +233,27 @@ impl Checker<'_> {
     }
 
     fn policy(&mut self, fields: &Fields, first: u64, largest_block: u64) -> Policy {
-        let eviction = [("prefix-lru", Eviction::PrefixLru)];
+        let eviction = [
+            ("prefix-lru", Eviction::PrefixLru),
+            ("s3-fifo", Eviction::S3Fifo),
+            ("chain-hazard", Eviction::ChainHazard),
+        ];
         let write = [("through", Write::Through), ("on-evict", Write::OnEvict)];
-        let promote = [("on-acquire", Promote::OnAcquire)];
+        let admission = |raw: &Raw| {
+            let words = [("all", Admission::All), ("second-sighting", Admission::SecondSighting)];
+            read::word_or_number(raw, &words, ("min_depth", 1, MIN_DEPTH_MAX), Admission::MinDepth)
+        };
+        let promote = |raw: &Raw| {
+            let after = |hits| Promote::AfterHits(u8::try_from(hits).unwrap_or(u8::MAX));
+            read::word_or_number(raw, &[("on-acquire", Promote::OnAcquire)], ("after_hits", 2, AFTER_HITS_MAX), after)
+        };
         let budget = round(defaults::promotion_budget(first, largest_block));
         Policy {
             eviction: self.take_or(fields, "eviction", Eviction::PrefixLru, |raw| read::word(raw, &eviction)),
             headroom: self.take_or(fields, "headroom", defaults::HEADROOM, headroom),
             write: self.take_or(fields, "write", Write::Through, |raw| read::word(raw, &write)),
-            promote: self.take_or(fields, "promote", Promote::OnAcquire, |raw| read::word(raw, &promote)),
+            admission: self.take_or(fields, "admission", Admission::All, admission),
+            promote: self.take_or(fields, "promote", Promote::OnAcquire, promote),
             promotion_budget: self.take_or(fields, "promotion_budget", budget, |raw| {
                 let budget = round(read::share(raw, 100)?.of(first));
                 if budget < largest_block {

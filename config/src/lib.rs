@@ -44,7 +44,7 @@ pub mod units;
 pub use check::Source;
 pub use defaults::{HostFacts, default_socket, plugin_search, state_folder};
 pub use error::{ConfigError, ConfigErrors, Problem, Remedy};
-pub use model::{BackendRef, Config, Daemon, Eviction, Limits, Mover, Policy, Promote, Tenant, Tier, Write};
+pub use model::{Admission, BackendRef, Config, Daemon, Eviction, Limits, Mover, Policy, Promote, Tenant, Tier, Write};
 pub use options::Options;
 pub use overrides::{SOCKET_FLAG, SOCKET_VARIABLE};
 pub use process::{host_facts, memory_available};

@@ -117,6 +117,10 @@ pub struct Mover {
 pub enum Eviction {
     /// The deepest of the least recently used chains first.
     PrefixLru,
+    /// First in, first out, in two queues, with a memory of what left lately.
+    S3Fifo,
+    /// The end of the chain whose next use is the least likely, as learned from the uses seen.
+    ChainHazard,
 }
 
 /// When lower tiers get their copy.
@@ -128,11 +132,24 @@ pub enum Write {
     OnEvict,
 }
 
-/// When a block of a lower tier comes up.
+/// Which blocks lower tiers take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Every one.
+    All,
+    /// Those that are loaded, or stored anew, after their first store; with all before them in their chain.
+    SecondSighting,
+    /// Those at least this many blocks from the start of their chain, with all before them.
+    MinDepth(u32),
+}
+
+/// What becomes of a block that is loaded from a lower tier. A load always goes through the first tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promote {
-    /// When it is to be loaded.
+    /// It stays in the first tier.
     OnAcquire,
+    /// It leaves the first tier as soon as nobody reads it there, until it has been loaded this many times.
+    AfterHits(u8),
 }
 
 /// `[policy]`
@@ -144,7 +161,9 @@ pub struct Policy {
     pub headroom: Setting<Share>,
     /// When lower tiers get their copy.
     pub write: Setting<Write>,
-    /// When a block comes up.
+    /// Which blocks lower tiers take.
+    pub admission: Setting<Admission>,
+    /// What becomes of a block that is loaded from a lower tier.
     pub promote: Setting<Promote>,
     /// Bytes of the first tier, inside its capacity, that only promotions may use.
     pub promotion_budget: Setting<u64>,
@@ -234,7 +253,7 @@ impl Config {
 
     /// What a person should know about this deployment though nothing is wrong with it.
     pub fn notices(&self) -> Vec<String> {
-        let mut notices = Vec::new();
+        let mut notices = self.policy_notices();
         for (index, one) in self.tenants.iter().enumerate() {
             for other in &self.tenants[index + 1..] {
                 if let Some(uid) = one.uids.iter().find(|uid| other.uids.contains(uid)) {
@@ -249,6 +268,32 @@ impl Config {
             for tenant in self.tenants.iter().filter(|tenant| tenant.uids.contains(&0)) {
                 let name = &*tenant.name;
                 notices.push(format!("tenant \"{name}\" has uid 0 (root), which can reach every other tenant's blocks: all tenants are one trust domain"));
+            }
+        }
+        notices
+    }
+
+    /// What the rules of lower tiers come to, where they are not the default, or come to nothing.
+    fn policy_notices(&self) -> Vec<String> {
+        let mut notices = Vec::new();
+        let lower: Vec<&str> = self.tiers.iter().skip(1).map(|tier| tier.name.as_str()).collect();
+        let admission = match *self.policy.admission {
+            Admission::All => None,
+            Admission::SecondSighting => {
+                Some("only blocks that are loaded, or stored anew, after their first store".to_owned())
+            }
+            Admission::MinDepth(depth) => Some(format!("only chains of more than {depth} blocks")),
+        };
+        let promote = match *self.policy.promote {
+            Promote::OnAcquire => None,
+            Promote::AfterHits(hits) => Some(format!("keeps a block loaded from there from its load number {hits} on")),
+        };
+        match (lower.is_empty(), admission, promote) {
+            (true, None, None) => {}
+            (true, ..) => notices.push("policy.admission and policy.promote do nothing: there is one tier".to_owned()),
+            (false, admission, promote) => {
+                notices.extend(admission.map(|what| format!("policy.admission: {} takes {what}", lower.join(" and "))));
+                notices.extend(promote.map(|what| format!("policy.promote: {} {what}", *self.tiers[0].name)));
             }
         }
         notices

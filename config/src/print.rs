@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::model::{Config, Eviction, Promote, Write};
+use crate::model::{Admission, Config, Eviction, Promote, Write};
 use crate::options::Options;
 use crate::setting::Setting;
 use crate::units::{duration_text, size_text};
@@ -58,14 +58,22 @@ impl Config {
         out.header("[policy]");
         out.line("eviction", &policy.eviction, |eviction| match eviction {
             Eviction::PrefixLru => quoted("prefix-lru"),
+            Eviction::S3Fifo => quoted("s3-fifo"),
+            Eviction::ChainHazard => quoted("chain-hazard"),
         });
         out.line("headroom", &policy.headroom, |share| quoted(&share.to_string()));
         out.line("write", &policy.write, |write| match write {
             Write::Through => quoted("through"),
             Write::OnEvict => quoted("on-evict"),
         });
+        out.line("admission", &policy.admission, |admission| match admission {
+            Admission::All => quoted("all"),
+            Admission::SecondSighting => quoted("second-sighting"),
+            Admission::MinDepth(depth) => format!("{{ min_depth = {depth} }}"),
+        });
         out.line("promote", &policy.promote, |promote| match promote {
             Promote::OnAcquire => quoted("on-acquire"),
+            Promote::AfterHits(hits) => format!("{{ after_hits = {hits} }}"),
         });
         out.line("promotion_budget", &policy.promotion_budget, |bytes| quoted(&size_text(*bytes)));
         out.line("verify_dram", &policy.verify_dram, bool::to_string);

@@ -84,7 +84,7 @@ pub(crate) fn duration_from(raw: &Raw, least: Duration, most: Duration) -> Read<
 
 pub(crate) fn word<T: Copy>(raw: &Raw, words: &[(&'static str, T)]) -> Read<T> {
     let names = || words.iter().map(|(name, _)| *name);
-    let list = names().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
+    let list = quoted_words(words);
     let found = text(raw, "a word", &list)?;
     if let Some((_, value)) = words.iter().find(|(name, _)| *name == found) {
         return Ok(*value);
@@ -92,6 +92,38 @@ pub(crate) fn word<T: Copy>(raw: &Raw, words: &[(&'static str, T)]) -> Read<T> {
     let remedy =
         closest(found, names()).map_or_else(|| Remedy::text(format!("write one of {list}")), Remedy::did_you_mean);
     Err((Problem::NotOneOf(list), remedy))
+}
+
+/// One of a few words, or a table with a number from `least` to `most` under one name, such as `{ after_hits = 2 }`.
+pub(crate) fn word_or_number<T: Copy>(
+    raw: &Raw,
+    words: &[(&'static str, T)],
+    (name, least, most): (&'static str, u32, u32),
+    make: impl Fn(u32) -> T,
+) -> Read<T> {
+    let Value::Table(entries) = &raw.value else {
+        return word(raw, words).map_err(|(problem, remedy)| match problem {
+            Problem::NotOneOf(list) => (Problem::NotOneOf(format!("{list}, {{ {name} = {least} }}")), remedy),
+            problem => (problem, remedy),
+        });
+    };
+    let example = format!("write {{ {name} = {least} }}, or {}", quoted_words(words));
+    let [only] = entries.as_slice() else {
+        return impossible(format!("a table of {} values, where one is expected", entries.len()), example);
+    };
+    if only.key != name {
+        let remedy = closest(&only.key, [name]).map_or_else(|| Remedy::text(example), Remedy::did_you_mean);
+        return Err((Problem::Impossible(format!("unknown name {:?} in the table", only.key)), remedy));
+    }
+    let Value::Integer(number) = only.raw.value else { return wrong_type("a whole number", &only.raw, example) };
+    match number.and_then(|number| u32::try_from(number).ok()).filter(|number| (least..=most).contains(number)) {
+        Some(number) => Ok(make(number)),
+        None => impossible(format!("{name} out of range"), format!("write a number from {least} to {most}")),
+    }
+}
+
+fn quoted_words<T>(words: &[(&'static str, T)]) -> String {
+    words.iter().map(|(name, _)| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")
 }
 
 /// Lower-case letters, digits and single hyphens, a letter first: its form in a variable's name is unique.

@@ -83,6 +83,7 @@ pub const KEYS: &[Key] = &[
     key(Section::Policy, "eviction"),
     key(Section::Policy, "headroom"),
     key(Section::Policy, "write"),
+    key(Section::Policy, "admission"),
     key(Section::Policy, "promote"),
     key(Section::Policy, "promotion_budget"),
     key(Section::Policy, "verify_dram"),

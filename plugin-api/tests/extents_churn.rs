@@ -110,3 +110,92 @@ fn any_size_from_4_kib_to_64_mib_fits_an_empty_pool() {
         }
     }
 }
+
+/// Where a long life leaves the free space of a pool that is kept a little emptier than full.
+struct Fragments {
+    /// The longest free range, of the free bytes: mean over the samples.
+    largest: f64,
+    /// Stores that found no range though as many bytes were free, of all.
+    failed: f64,
+    /// Extents freed to make room for one of those, beyond what its bytes needed: mean.
+    extra: f64,
+}
+
+/// Blocks are stored, and leave the oldest first or at random, at a fixed share of free bytes, for some tens to
+/// hundreds of times the pool.
+fn long_churn(sizes: &[u64], free_share: f64, at_random: bool) -> Fragments {
+    let mut pool = vec![Extents::new(SEGMENT_BYTES / UNIT_BYTES); SEGMENTS];
+    let mut blocks: VecDeque<Block> = VecDeque::new();
+    let pool_units = SEGMENTS as u64 * SEGMENT_BYTES / UNIT_BYTES;
+    let reserve = (pool_units as f64 * free_share) as u64;
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    let mut next = move |below: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % below as u64) as usize
+    };
+    let (mut largest, mut samples, mut failed, mut extra) = (0.0, 0_u32, 0_u32, 0_u32);
+    for store in 0..LONG_STORES {
+        let bytes = sizes[next(sizes.len())];
+        let units = bytes.div_ceil(UNIT_BYTES);
+        let free = |pool: &[Extents]| pool.iter().map(Extents::free_units).sum::<u64>();
+        // Room in bytes first, as quota and headroom ask for it: any block may be the coldest.
+        while free(&pool) < units + reserve {
+            let leaves = if at_random { next(blocks.len()) } else { 0 };
+            let block = blocks.remove(leaves).expect("a pool without blocks has room");
+            assert!(pool[block.segment].release(block.start, block.units));
+        }
+        let place = |pool: &mut [Extents]| {
+            let fits = (0..SEGMENTS).filter(|at| pool[*at].largest_free() >= units);
+            let at = fits.min_by_key(|at| pool[*at].largest_free())?;
+            pool[at].allocate(units).map(|start| (at, start))
+        };
+        let mut found = place(&mut pool);
+        failed += u32::from(found.is_none());
+        while found.is_none() {
+            let leaves = if at_random { next(blocks.len()) } else { 0 };
+            let block = blocks.remove(leaves).expect("a pool without blocks has room");
+            assert!(pool[block.segment].release(block.start, block.units));
+            extra += 1;
+            found = place(&mut pool);
+        }
+        let (segment, start) = found.expect("a pool without blocks has room");
+        blocks.push_back(Block { segment, start, units, bytes });
+        if store % 100 == 0 && store > LONG_STORES / 10 {
+            let longest = pool.iter().map(Extents::largest_free).max().unwrap_or(0);
+            largest += longest as f64 / free(&pool).max(1) as f64;
+            samples += 1;
+        }
+    }
+    Fragments {
+        largest: largest / f64::from(samples.max(1)),
+        failed: f64::from(failed) / f64::from(LONG_STORES as u32),
+        extra: f64::from(extra) / f64::from(failed.max(1)),
+    }
+}
+
+/// Stores of one long life: each case moves some tens to some hundreds of times the pool.
+const LONG_STORES: usize = 100_000;
+
+/// Most stores that may fail at first, in each of [`CASES`]: the oldest leaving, at 1 % and 5 % free; any leaving.
+const FAILED_MAX: [[f64; 4]; 5] =
+    [[0.0; 4], [0.0; 4], [0.001, 0.001, 0.5, 0.01], [0.01, 0.01, 0.3, 0.15], [0.1, 0.06, 0.12, 0.1]];
+
+#[test]
+fn over_a_long_life_free_space_does_not_crumble() {
+    println!(
+        "{:<46} {:>8} {:>5} {:>13} {:>9} {:>12}",
+        "block sizes", "leaves", "free", "longest range", "failed", "extra blocks"
+    );
+    for ((name, sizes, ..), most) in CASES.into_iter().zip(FAILED_MAX) {
+        let ways = [(false, 0.01), (false, 0.05), (true, 0.01), (true, 0.05)];
+        for ((at_random, share), most) in ways.into_iter().zip(most) {
+            let Fragments { largest, failed, extra } = long_churn(sizes, share, at_random);
+            let [free, largest, percent] = [share, largest, failed].map(|part| part * 100.0);
+            let leaves = if at_random { "any" } else { "oldest" };
+            println!("{name:<46} {leaves:>8} {free:>4.0}% {largest:>11.1} % {percent:>7.2} % {extra:>12.1}");
+            assert!(failed <= most, "{name}, {leaves} leaving, {share} free: {failed} of the stores failed");
+        }
+    }
+}

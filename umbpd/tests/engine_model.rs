@@ -10,7 +10,7 @@ mod clients;
 mod world;
 
 use proptest::prelude::*;
-use umbpd::engine::api::WritePolicy;
+use umbpd::engine::api::{Admission, EvictionPolicy, Promote, WritePolicy};
 use world::{Plan, Step, World};
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -18,13 +18,19 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn plan() -> impl Strategy<Value = Plan> {
-    (6_u64..40, 6_u64..40, 0_u64..4, 0_u64..3, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
-        |(dram, nvme, promotion, headroom, on_evict, two_tenants, may_fail)| Plan {
+    let rooms = (6_u64..40, 6_u64..40, 0_u64..4, 0_u64..3);
+    let policies = (0_usize..3, any::<bool>(), 0_usize..4, 0_u8..4);
+    (rooms, policies, any::<bool>(), any::<bool>()).prop_map(
+        |((dram, nvme, promotion, headroom), (eviction, on_evict, admission, hits), two_tenants, may_fail)| Plan {
             dram: dram + promotion,
             nvme,
             promotion,
             headroom,
             write: if on_evict { WritePolicy::OnEvict } else { WritePolicy::Through },
+            eviction: [EvictionPolicy::PrefixLru, EvictionPolicy::S3Fifo, EvictionPolicy::ChainHazard][eviction],
+            admission: [Admission::All, Admission::SecondSighting, Admission::MinDepth(1), Admission::MinDepth(3)]
+                [admission],
+            promote: if hits < 2 { Promote::OnAcquire } else { Promote::AfterHits(hits) },
             tenants: if two_tenants { 2 } else { 1 },
             may_fail,
         },

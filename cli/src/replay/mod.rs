@@ -3,7 +3,8 @@
 //!
 //! Modules in reading order: [`trace`] (requests), [`content`] (what a block's bytes are), [`memory`] (where an
 //! engine has them), [`prefix_cache`] (what an engine has itself), [`tiers`] (what it asks of the store),
-//! [`attached`] (the store of a daemon), [`engine`] (one engine), [`orphans`], [`report`].
+//! [`attached`] (the store of a daemon), [`engine`] (one engine), [`orphans`], [`report`]; [`sizes`] (no daemon at all,
+//! but hit ratios by size).
 
 mod attached;
 mod content;
@@ -13,10 +14,12 @@ mod orphans;
 mod prefix_cache;
 mod random;
 mod report;
+mod sizes;
 mod tiers;
 mod trace;
 
-use std::path::PathBuf;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -68,9 +71,11 @@ pub(crate) struct Arguments {
     /// Blocks in each engine's own prefix cache, which are not asked of the store.
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpu_blocks: usize,
-    /// Prints the report as one JSON object, and nothing else, on standard output.
+    /// Prints the report as JSON (an object; with --sizes a list of them), and nothing else, on standard output.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    by_size: sizes::Options,
 }
 
 impl Arguments {
@@ -94,6 +99,12 @@ pub(crate) fn run(arguments: &Arguments, socket: PathBuf) -> miette::Result<bool
         (None, Some(path)) => trace::read(path, arguments.requests)?,
         (None, None) => return Err(miette!("name a trace, or --generate CONVERSATIONS")),
     };
+    if arguments.by_size.are_given() {
+        let name = arguments.trace.as_deref().and_then(Path::file_name).map(OsStr::to_string_lossy);
+        let name = name.unwrap_or("generated conversations".into());
+        sizes::run(&arguments.by_size, &name, &requests, arguments.gpu_blocks, arguments.json)?;
+        return Ok(true);
+    }
     let shape = shape(arguments, &requests)?;
     let store = Store::new(socket, arguments.name(), arguments.block_bytes, arguments.engines);
     let report = replay(arguments, &requests, shape, &store)?;

@@ -2,6 +2,7 @@
 //! and as much of it as there is room for.
 
 mod daemon;
+mod sizes;
 
 use daemon::{Daemon, umbp};
 use serde_json::Value;
@@ -143,13 +144,17 @@ fn what_cannot_be_replayed_is_refused_in_words_with_exit_status_1() {
 }
 
 /// A real trace in the folder that `UMBP_TRACES` names, else beside the repository.
-fn trace() -> Option<String> {
+fn trace_of(name: &str) -> Option<String> {
     let beside = || std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");
     let folder = std::env::var_os("UMBP_TRACES").map_or_else(beside, Into::into);
-    let path = folder.join("conversation_trace.jsonl");
+    let path = folder.join(name);
     if path.exists() {
         return path.to_str().map(str::to_owned);
     }
     eprintln!("skipped: {} is not there (UMBP_TRACES names the folder)", path.display());
     None
+}
+
+fn trace() -> Option<String> {
+    trace_of("conversation_trace.jsonl")
 }

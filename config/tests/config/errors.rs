@@ -90,6 +90,14 @@ fn impossible_values_are_refused_with_what_is_possible() {
     check(&format!("{TIER}[policy]\nheadroom = \"150%\"\n"), &["policy.headroom = \"150%\": more than 50 %"]);
     check(&format!("{TIER}[policy]\nheadroom = \"1GiB\"\n"), &["too large", "write at most \"256MiB\""]);
     check(&format!("{TIER}[policy]\neviction = \"lru\"\n"), &["expected one of \"prefix-lru\""]);
+    let policy = |key: &str| format!("{TIER}[policy]\n{key}\n");
+    check(&policy("admission = \"second\""), &["expected one of \"all\", \"second-sighting\", { min_depth = 1 }"]);
+    check(&policy("admission = { min_depth = 0 }"), &["min_depth out of range", "a number from 1 to 65535"]);
+    check(&policy("admission = { depth = 4 }"), &["unknown name \"depth\"", "min_depth"]);
+    check(&policy("admission = { min_depth = \"4\" }"), &["expected a whole number, found a string"]);
+    check(&policy("promote = { after_hits = 1 }"), &["after_hits out of range", "a number from 2 to 100"]);
+    check(&policy("promote = {}"), &["a table of 0 values", "write { after_hits = 2 }"]);
+    check(&policy("eviction = \"s3-fif\""), &["did you mean \"s3-fifo\"?"]);
     check(&format!("{TIER}[policy]\nwrite = \"on-evit\"\n"), &["did you mean \"on-evict\"?"]);
     check(&format!("{TIER}[policy]\npromotion_budget = \"1MiB\"\n"), &["smaller than the largest block"]);
     check(&format!("{TIER}[limits]\nlargest_block = \"1GiB\"\n"), &["too large", "write at most \"64MiB\""]);

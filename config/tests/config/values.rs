@@ -248,3 +248,30 @@ fn tenants_of_one_user_are_told_to_be_one_trust_domain() {
     assert_eq!(tenants("[]", "[2]").len(), 1, "an empty list is the daemon's own user, as of the tenant \"default\"");
     assert!(tenants("[0]", "[2]")[0].contains("root"));
 }
+
+#[test]
+fn rules_of_lower_tiers_read_from_file_and_environment_and_are_told_in_words() {
+    use umbp_config::{Admission, Eviction, Promote};
+    let nvme = "[[tier]]\nname = \"nvme\"\nbackend = \"nvme\"\ncapacity = \"1GiB\"\n";
+    let dram = nvme.replace("nvme", "dram");
+    let rules = "[policy]\neviction = \"chain-hazard\"\nadmission = { min_depth = 16 }\npromote = { after_hits = 2 }\n";
+    let config = Deployment::new(&format!("{dram}{nvme}{rules}")).load().unwrap();
+    assert_eq!(*config.policy.eviction, Eviction::ChainHazard);
+    assert_eq!(*config.policy.admission, Admission::MinDepth(16));
+    assert_eq!(*config.policy.promote, Promote::AfterHits(2));
+    let told = config.notices().join("\n");
+    assert!(told.contains("nvme takes only chains of more than 16 blocks"), "{told}");
+    assert!(told.contains("dram keeps a block loaded from there from its load number 2 on"), "{told}");
+    let again = Deployment::new(&config.to_toml()).load().unwrap();
+    assert_eq!(values(&again), values(&config));
+
+    let alone = Deployment::new(&format!("{dram}[policy]\nadmission = \"second-sighting\"\n")).load().unwrap();
+    assert!(alone.notices().join("\n").contains("do nothing: there is one tier"));
+
+    let config = Deployment::new(&format!("{dram}{nvme}"))
+        .variable("UMBP_POLICY__ADMISSION", "{ min_depth = 3 }")
+        .variable("UMBP_POLICY__PROMOTE", "{ after_hits = 5 }")
+        .load()
+        .unwrap();
+    assert_eq!((*config.policy.admission, *config.policy.promote), (Admission::MinDepth(3), Promote::AfterHits(5)));
+}

@@ -8,13 +8,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use umbp_config::{Config, ConfigErrors, Write};
+use umbp_config::{Config, ConfigErrors, Eviction, Write};
 
 use super::movers;
 use crate::core::Facts;
 use crate::core::seat::{Recovery, TierSeat};
 use crate::engine::Engine;
-use crate::engine::api::{Settings, TenantSettings, TierIndex, TierSettings, TierState, WritePolicy};
+use crate::engine::api::{
+    Admission, EvictionPolicy, Promote, Settings, TenantSettings, TierIndex, TierSettings, TierState, WritePolicy,
+};
 use crate::generations::{Tables, words_for};
 use crate::loader::bring_up::{self, Order, Step};
 use crate::loader::{Failure, find};
@@ -329,6 +331,20 @@ fn settings(config: &Config, tiers: &Tiers) -> Settings {
         write: match *config.policy.write {
             Write::Through => WritePolicy::Through,
             Write::OnEvict => WritePolicy::OnEvict,
+        },
+        eviction: match *config.policy.eviction {
+            Eviction::PrefixLru => EvictionPolicy::PrefixLru,
+            Eviction::S3Fifo => EvictionPolicy::S3Fifo,
+            Eviction::ChainHazard => EvictionPolicy::ChainHazard,
+        },
+        admission: match *config.policy.admission {
+            umbp_config::Admission::All => Admission::All,
+            umbp_config::Admission::SecondSighting => Admission::SecondSighting,
+            umbp_config::Admission::MinDepth(depth) => Admission::MinDepth(depth),
+        },
+        promote: match *config.policy.promote {
+            umbp_config::Promote::OnAcquire => Promote::OnAcquire,
+            umbp_config::Promote::AfterHits(hits) => Promote::AfterHits(hits),
         },
         lease_ns: nanoseconds(*limits.lease),
         hold_ns: nanoseconds(*limits.hold),

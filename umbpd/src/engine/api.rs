@@ -44,6 +44,37 @@ pub enum WritePolicy {
     OnEvict,
 }
 
+/// What leaves a tier first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvictionPolicy {
+    /// The deepest of the least recently used chains.
+    PrefixLru,
+    /// First in first out, in two queues, with a memory of what left lately.
+    S3Fifo,
+    /// The end of the chain whose next use is the least likely, as learned from uses seen.
+    ChainHazard,
+}
+
+/// Which blocks lower tiers take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// Every one.
+    All,
+    /// Those that are loaded, or stored anew, after their first store; with what lies above them.
+    SecondSighting,
+    /// Those at least this many blocks from the start of their chain; with what lies above them.
+    MinDepth(u32),
+}
+
+/// What becomes of a block that is loaded from a lower tier. Loads always go through the first tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promote {
+    /// It stays in the first tier, as just used.
+    OnAcquire,
+    /// It leaves the first tier after the read, until it has been loaded this many times.
+    AfterHits(u8),
+}
+
 /// A tenant and its share of each tier.
 #[derive(Clone, Debug)]
 pub struct TenantSettings {
@@ -64,8 +95,14 @@ pub struct Settings {
     pub headroom: Vec<u64>,
     /// Bytes of the first tier that only promotions may use, inside its capacity.
     pub promotion_budget: u64,
+    /// What leaves a tier first.
+    pub eviction: EvictionPolicy,
     /// When lower tiers get their copy.
     pub write: WritePolicy,
+    /// Which blocks lower tiers take.
+    pub admission: Admission,
+    /// What becomes of a block that is loaded from a lower tier.
+    pub promote: Promote,
     /// Life of a lease, in nanoseconds.
     pub lease_ns: u64,
     /// Longest hold, in nanoseconds.

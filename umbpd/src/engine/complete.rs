@@ -121,7 +121,7 @@ impl Engine {
         let goal = self.tiers[tier].kept_bytes().saturating_sub(bytes);
         let mut any = false;
         for _ in 0..super::RECLAIM_SLICE_ENTRIES {
-            let own = self.tiers[tier].orders[tenant].victim().map(|_| tenant);
+            let own = self.tiers[tier].orders[tenant].has_victim().then_some(tenant);
             let Some(victim) = self.heaviest(tier).or(own) else { break };
             if self.tiers[tier].kept_bytes() <= goal || !self.evict_lower(tier, victim) {
                 break;
@@ -143,6 +143,7 @@ impl Engine {
             if self.index[entry].copies[DRAM] == NONE {
                 self.tiers[DRAM].copies[dram].entry = entry;
                 self.index[entry].copies[DRAM] = dram;
+                self.expect(entry);
                 self.make_resident(DRAM, dram);
                 self.unpin(DRAM, dram);
             } else {

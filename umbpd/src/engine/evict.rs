@@ -127,11 +127,7 @@ impl Engine {
     }
 
     fn evict_coldest(&mut self, tenant: u16, first_stamp: u64, urgent: bool) -> Victim {
-        let Some(slot) = self.tiers[DRAM].orders[usize::from(tenant)].victim() else { return Victim::None };
-        let entry = self.tiers[DRAM].copies[slot].entry;
-        if self.index[entry].stamp >= first_stamp {
-            return Victim::None;
-        }
+        let Some(slot) = self.coldest(DRAM, usize::from(tenant), first_stamp) else { return Victim::None };
         self.evictions += 1;
         self.work += 1;
         if self.settings.write == WritePolicy::OnEvict && self.demote(slot, urgent) {
@@ -149,6 +145,10 @@ impl Engine {
         if below >= self.tiers.len() || self.index[entry].copies[below] != NONE {
             return false;
         }
+        if !self.admits(entry) {
+            self.tiers[below].counters.not_admitted += 1;
+            return false;
+        }
         let tier = &self.tiers[below];
         let busy = tier.queued_blocks + u64::from(tier.puts_in_flight) >= u64::from(self.put_slots(below));
         if tier.state != TierState::Running || (urgent && busy) {
@@ -159,7 +159,7 @@ impl Engine {
             return false;
         }
         self.tiers[below].counters.demoted += 1;
-        self.tiers[DRAM].unlist(slot);
+        self.unlist(DRAM, slot);
         self.set_leaving(slot, true);
         true
     }
@@ -169,7 +169,10 @@ impl Engine {
         let copy = &self.tiers[DRAM].copies[slot];
         let (entry, tenant) = (copy.entry, copy.tenant);
         self.removed(tenant, DRAM, reason, self.index[entry].key);
-        self.tiers[DRAM].counters.evicted += u64::from(reason == RemovedReason::Evicted);
+        if reason == RemovedReason::Evicted {
+            self.tiers[DRAM].counters.evicted += 1;
+            self.unseen_again(entry);
+        }
         self.detach(DRAM, slot);
         self.free_dram(slot);
         self.index.collect(entry);
@@ -177,7 +180,7 @@ impl Engine {
 
     /// A copy of a lower tier becomes invisible; it keeps its room and its place in the index.
     pub(super) fn hide(&mut self, tier: usize, slot: u32, state: CopyState) {
-        self.tiers[tier].unlist(slot);
+        self.untrack(tier, slot);
         let copy = &mut self.tiers[tier].copies[slot];
         if copy.state == CopyState::Resident {
             self.tiers[tier].resident -= 1;
@@ -223,7 +226,7 @@ impl Engine {
         if self.tiers[tier].undeleted_blocks() >= FAILED_DELETES_MAX {
             return false;
         }
-        let Some(slot) = self.tiers[tier].orders[tenant].victim() else { return false };
+        let Some(slot) = self.coldest(tier, tenant, u64::MAX) else { return false };
         let copy = &self.tiers[tier].copies[slot];
         if copy.state == CopyState::Resident {
             self.removed(tenant as u16, tier, RemovedReason::Evicted, self.index[copy.entry].key);
@@ -241,7 +244,7 @@ impl Engine {
             return None;
         }
         let used = &self.tiers[tier].used;
-        let candidates = (0..used.len()).filter(|tenant| self.tiers[tier].orders[*tenant].victim().is_some());
+        let candidates = (0..used.len()).filter(|tenant| self.tiers[tier].orders[*tenant].has_victim());
         candidates.max_by_key(|tenant| {
             let quota = self.settings.tenants[*tenant].quota[tier].clamp(1, self.tiers[tier].settings.capacity.max(1));
             u128::from(used[*tenant]) * 1_000_000 / u128::from(quota)
@@ -273,7 +276,7 @@ impl Engine {
     pub(super) fn reclaim_left(&self) -> bool {
         let dram = (0..self.settings.tenants.len() as u16).any(|tenant| {
             let target = self.promotion_floor(tenant) + self.share(tenant, self.settings.headroom[DRAM]);
-            self.promised(tenant) < target && self.tiers[DRAM].orders[usize::from(tenant)].victim().is_some()
+            self.promised(tenant) < target && self.tiers[DRAM].orders[usize::from(tenant)].has_victim()
         });
         let lower = (DRAM + 1..self.tiers.len()).any(|tier| {
             let limit = self.tiers[tier].limit.saturating_sub(self.settings.headroom[tier]);

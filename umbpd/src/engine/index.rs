@@ -15,6 +15,11 @@ use super::slab::{NONE, Slab};
 /// Tables that the keys are spread over: one that grows stalls the engine for its own share only.
 const SHARDS: usize = 64;
 
+/// Lower tiers shall take the block, whatever its own place in its chain.
+pub(super) const WANTED: u8 = 1;
+/// Its parent is resident, and no prompt reaches that either.
+const CUT: u8 = 2;
+
 /// One known key.
 pub(super) struct Entry {
     pub(super) key: WireKey,
@@ -35,8 +40,14 @@ pub(super) struct Entry {
     pub(super) copies: [u32; TIERS_MAX],
     /// Number of resident copies.
     pub(super) resident: u8,
+    /// Loads through the first tier in which it did not stay.
+    pub(super) loads: u8,
+    /// See [`WANTED`] and [`CUT`].
+    pub(super) flags: u8,
     alive: bool,
 }
+
+const _: () = assert!(size_of::<Entry>() == 104, "an entry's memory is most of what a block takes");
 
 /// All entries.
 pub(super) struct Index {
@@ -48,7 +59,9 @@ pub(super) struct Index {
     /// Entries with a resident copy.
     pub(super) resident: u64,
     /// Resident entries whose parent is known and resident nowhere.
-    pub(super) orphans: u64,
+    parted: u64,
+    /// Resident entries marked [`CUT`].
+    cut: u64,
 }
 
 impl Index {
@@ -59,7 +72,8 @@ impl Index {
             hasher: RandomState::new(),
             known: 0,
             resident: 0,
-            orphans: 0,
+            parted: 0,
+            cut: 0,
         }
     }
 
@@ -90,6 +104,8 @@ impl Index {
             resident_children: 0,
             copies: [NONE; TIERS_MAX],
             resident: 0,
+            loads: 0,
+            flags: 0,
             alive: true,
         });
         let (shard, hash) = self.locate(&key);
@@ -134,11 +150,37 @@ impl Index {
             return;
         }
         self.resident += 1;
-        self.orphans -= u64::from(self.entries[slot].resident_children);
+        self.parted -= u64::from(self.entries[slot].resident_children);
         let parent = self.entries[slot].parent;
         if parent != NONE {
             self.entries[parent].resident_children += 1;
-            self.orphans += u64::from(self.entries[parent].resident == 0);
+            self.parted += u64::from(self.entries[parent].resident == 0);
+        }
+        self.settle_cut(slot);
+    }
+
+    /// Resident entries that no prompt can reach, since one before them is resident nowhere: as far as that has been
+    /// told on to them (see `orphans`).
+    pub(super) fn orphans(&self) -> u64 {
+        self.parted + self.cut
+    }
+
+    /// The entry has a parent that is known and resident nowhere, or whose own ancestors are.
+    pub(super) fn is_orphan(&self, slot: u32) -> bool {
+        let entry = &self.entries[slot];
+        entry.parent != NONE && (self.entries[entry.parent].resident == 0 || entry.flags & CUT != 0)
+    }
+
+    /// Takes over from the parent whether prompts reach it.
+    pub(super) fn settle_cut(&mut self, slot: u32) {
+        let entry = &self.entries[slot];
+        let parent = entry.parent;
+        let is_cut =
+            entry.resident > 0 && parent != NONE && self.entries[parent].resident > 0 && self.is_orphan(parent);
+        let entry = &mut self.entries[slot];
+        if (entry.flags & CUT != 0) != is_cut {
+            entry.flags ^= CUT;
+            self.cut = if is_cut { self.cut + 1 } else { self.cut - 1 };
         }
     }
 
@@ -149,12 +191,17 @@ impl Index {
             return;
         }
         self.resident -= 1;
-        self.orphans += u64::from(self.entries[slot].resident_children);
+        self.parted += u64::from(self.entries[slot].resident_children);
         let parent = self.entries[slot].parent;
         if parent != NONE {
             self.entries[parent].resident_children -= 1;
-            self.orphans -= u64::from(self.entries[parent].resident == 0);
+            self.parted -= u64::from(self.entries[parent].resident == 0);
         }
+        self.settle_cut(slot);
+    }
+
+    pub(super) fn is_wanted(&self, slot: u32) -> bool {
+        self.entries[slot].flags & WANTED != 0
     }
 
     /// Forgets the entry if it has neither copy nor child, and then its parent likewise.

@@ -5,6 +5,7 @@ use umbp_protocol::message::{Acquired, Event, Found, LeaseId, MissReason, Outcom
 use super::api::{Action, Time};
 use super::evict::{Room, extent_bytes};
 use super::lease::{Item, ItemState, LeaseKind};
+use super::policy::Use;
 use super::slab::NONE;
 use super::state::{DRAM, Engine, KEYS_PER_SLICE_MAX};
 use super::tier::CopyState;
@@ -65,7 +66,8 @@ impl Engine {
             });
         }
         if !used.is_empty() {
-            self.touch(used.into_iter().rev());
+            // The load that follows is the use.
+            self.touch(Use::Guard, used.into_iter().rev());
             self.settle(now);
         }
         answers
@@ -83,7 +85,7 @@ impl Engine {
         }
         let used: Vec<u32> =
             keys.iter().rev().filter_map(|key| self.resolve(tenant, key).ok()).map(|(entry, _)| entry).collect();
-        self.touch(used.into_iter());
+        self.touch(Use::Load, used.into_iter());
         let answers = keys.iter().map(|key| self.acquire_one(tenant, session, lease, key)).collect();
         self.settle(now);
         answers
@@ -121,6 +123,7 @@ impl Engine {
     fn lend(&mut self, session: SessionId, slot: u32) -> Item {
         self.pin(DRAM, slot);
         self.set_leaving(slot, false);
+        self.count_load(slot);
         self.counters.acquired += 1;
         let bytes = u64::from(self.tiers[DRAM].copies[slot].bytes);
         if let Some(session) = self.sessions.get_mut(&session) {
@@ -177,6 +180,7 @@ impl Engine {
         let (tier, dram) = (promotion.tier, promotion.dram);
         if result.is_ok() {
             self.make_resident(DRAM, dram);
+            self.came_up(dram);
             self.tiers[tier].counters.promoted += 1;
         } else {
             self.counters.promotions_failed += 1;

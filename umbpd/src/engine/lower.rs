@@ -6,7 +6,7 @@
 use umbp_plugin_api::types::code;
 use umbp_plugin_api::{Operation, types::KEY_BYTES};
 
-use super::api::{Action, TIERS_MAX, Time, WritePolicy};
+use super::api::{Action, Admission, TIERS_MAX, Time, WritePolicy};
 use super::evict::RECLAIM_SLICE_ENTRIES;
 use super::pool::Place;
 use super::slab::NONE;
@@ -79,6 +79,9 @@ impl Engine {
             }
             at = parent;
         }
+        if self.settings.admission != Admission::All && self.settings.write == WritePolicy::OnEvict {
+            self.want_above(tier, self.tiers[DRAM].copies[dram].entry);
+        }
         missing.into_iter().rev().all(|above| self.queue_one(tier, above)) && self.queue_one(tier, dram)
     }
 
@@ -88,8 +91,8 @@ impl Engine {
         let [above, below] = [DRAM, tier].map(|tier| self.index[entry].copies[tier]);
         match (state(tier, below), state(DRAM, above)) {
             (Some(CopyState::Resident | CopyState::Putting), _) => WayDown::There,
-            // Its own commit queues it.
-            (_, Some(CopyState::Writing)) => WayDown::There,
+            // Its own commit queues it, if it is admitted by itself.
+            (_, Some(CopyState::Writing)) if self.settings.admission == Admission::All => WayDown::There,
             (_, Some(CopyState::Resident)) if self.tiers[DRAM].copies[above].is(QUEUED << tier) => WayDown::There,
             // It goes down when it leaves the first tier.
             (_, Some(CopyState::Resident)) if self.settings.write == WritePolicy::OnEvict => WayDown::There,
@@ -320,7 +323,7 @@ impl Engine {
 
     /// Asks a tier that misses its deadlines for a sign of life, about a block that it should have.
     pub(super) fn submit_probe(&mut self, tier: usize, now: Time) {
-        let known = self.tiers[tier].orders.iter().find_map(|order| order.victim());
+        let known = (0..self.settings.tenants.len()).find_map(|tenant| self.coldest(tier, tenant, u64::MAX));
         let entry = known.map_or(NONE, |slot| self.tiers[tier].copies[slot].entry);
         self.tiers[tier].probing = true;
         self.submit(tier, Purpose::Probe, entry, now);

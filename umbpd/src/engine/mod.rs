@@ -10,9 +10,9 @@
 //! reclaimed or is recovered goes in slices too.
 //!
 //! Modules in reading order: [`api`] (what goes in and out); `state`, `moves` (the tables, and the moves that all
-//! else is made of); `index`, `tier`, `pool`, `slab` (entries, copies, extents, slots); `policy`, `prefix_lru` (what
-//! leaves first); `namespace`, `session`, `lease`; `store`, `load`, `hold` (the calls of clients); `evict`, `lower`,
-//! `complete`, `deletes`, `recover` (the traffic with tiers); `clear`, `tick`, `status`.
+//! else is made of); `index`, `tier`, `pool`, `slab` (entries, copies, extents, slots); `policy`, `order` (what leaves
+//! first, and how its policy is told), `prefix_lru`, `s3_fifo`, `chain_hazard`, `list`, `ghosts` (the policies); `namespace`, `session`, `lease`; `store`, `load`, `hold` (the calls of clients); `evict`, `admit`,
+//! `lower`, `complete`, `deletes`, `recover` (the traffic with tiers); `orphans`, `clear`, `tick`, `status`.
 //!
 //! How the daemon calls it. A client's Reserve, with its keys cut into slices:
 //!
@@ -29,21 +29,29 @@
 
 pub mod api;
 
+mod admit;
+
+mod chain_hazard;
 mod clear;
 mod complete;
 mod deletes;
 mod evict;
+mod ghosts;
 mod hold;
 mod index;
 mod lease;
+mod list;
 mod load;
 mod lower;
 mod moves;
 mod namespace;
+mod order;
+mod orphans;
 mod policy;
 mod pool;
 mod prefix_lru;
 mod recover;
+mod s3_fifo;
 mod session;
 mod slab;
 mod state;

@@ -1,4 +1,4 @@
-//! The few moves that everything else is made of: generations, attach and detach, pin and unpin, touch.
+//! The few moves that everything else is made of: generations, attach and detach, pin and unpin.
 
 use umbp_protocol::message::{Extent, MissReason, RemovedReason};
 
@@ -6,7 +6,7 @@ use super::api::TenantIndex;
 use super::pool::{Place, UNIT_BYTES};
 use super::slab::NONE;
 use super::state::{DRAM, Engine};
-use super::tier::{BlockCopy, CopyState, LEAVING, LISTED, QUEUED, UNPLACED};
+use super::tier::{BlockCopy, CopyState, LEAVING, QUEUED, UNPLACED};
 
 impl Engine {
     pub(super) fn generation(&self, slot: u32) -> u64 {
@@ -38,18 +38,22 @@ impl Engine {
             self.words.insert(0);
         }
         self.index[entry].copies[DRAM] = slot;
+        self.expect(entry);
         self.advance(slot);
         slot
     }
 
     /// Parts a copy from its entry. The caller collects the entry once it is done with it.
     pub(super) fn detach(&mut self, tier: usize, slot: u32) {
-        self.tiers[tier].unlist(slot);
+        self.untrack(tier, slot);
         let entry = self.tiers[tier].copies[slot].entry;
         if entry == NONE {
             return;
         }
         if tier == DRAM {
+            if matches!(self.tiers[DRAM].copies[slot].state, CopyState::Writing | CopyState::Filling) {
+                self.unexpect(entry);
+            }
             self.unqueue(slot);
             self.set_leaving(slot, false);
         }
@@ -108,36 +112,21 @@ impl Engine {
 
     /// The copy becomes readable.
     pub(super) fn make_resident(&mut self, tier: usize, slot: u32) {
-        self.tiers[tier].copies[slot].state = CopyState::Resident;
+        let copy = &mut self.tiers[tier].copies[slot];
+        let entry = copy.entry;
+        let was = std::mem::replace(&mut copy.state, CopyState::Resident);
         self.tiers[tier].resident += 1;
-        self.index.gained(self.tiers[tier].copies[slot].entry);
+        self.index.gained(entry);
+        self.track(tier, slot);
+        if matches!(was, CopyState::Writing | CopyState::Filling) && self.tiers[tier].kids.get(entry) == 0 {
+            // Counted twice for a moment, so that its parent was never without it.
+            self.unexpect(entry);
+        }
         self.list(tier, slot);
     }
 
-    /// Puts an unpinned copy where it may be evicted, behind its nearest ancestor that may be evicted too.
-    pub(super) fn list(&mut self, tier: usize, slot: u32) {
-        let copy = &self.tiers[tier].copies[slot];
-        let evictable = matches!(copy.state, CopyState::Resident | CopyState::Doubted);
-        if copy.pins > 0 || copy.flags & (LISTED | UNPLACED) != 0 || !evictable {
-            return;
-        }
-        let mut at = copy.entry;
-        let above = loop {
-            let Some(parent) = self.index.above(at) else { break None };
-            let found = self.index[parent].copies[tier];
-            if found != NONE && self.tiers[tier].copies[found].is(LISTED) {
-                break Some(found);
-            }
-            at = parent;
-        };
-        let tier = &mut self.tiers[tier];
-        tier.copies[slot].flags |= LISTED;
-        let tenant = usize::from(tier.copies[slot].tenant);
-        tier.orders[tenant].insert(&mut tier.copies, slot, above);
-    }
-
     pub(super) fn pin(&mut self, tier: usize, slot: u32) {
-        self.tiers[tier].unlist(slot);
+        self.unlist(tier, slot);
         self.tiers[tier].copies[slot].pins += 1;
     }
 
@@ -167,38 +156,16 @@ impl Engine {
             (CopyState::Doomed, DRAM) => self.free_dram(slot),
             (CopyState::Doomed, _) => self.delete_lower(tier, slot),
             _ if copy.is(LEAVING) => self.drop_dram(slot, RemovedReason::Evicted),
+            (_, DRAM) if self.passes(slot) => {
+                self.tiers[DRAM].counters.passed_through += 1;
+                self.drop_dram(slot, RemovedReason::Evicted);
+            }
             _ => {
+                let copy = &mut self.tiers[tier].copies[slot];
                 copy.flags &= !UNPLACED;
                 self.list(tier, slot);
             }
         }
-    }
-
-    /// A block and all its ancestors were used: each moves to the hot end, the deepest first. Give tails first: then
-    /// the first walk to the root covers the rest of its chain.
-    pub(super) fn touch(&mut self, entries: impl Iterator<Item = u32>) {
-        self.clock += 1;
-        let mut path = std::mem::take(&mut self.scratch);
-        for entry in entries {
-            let mut at = Some(entry);
-            while let Some(slot) = at.filter(|slot| self.index[*slot].stamp != self.clock) {
-                self.index[slot].stamp = self.clock;
-                path.push(u64::from(self.index[slot].depth) << 32 | u64::from(slot));
-                at = self.index.above(slot);
-            }
-        }
-        path.sort_unstable_by(|a, b| b.cmp(a));
-        for slot in path.iter().map(|packed| *packed as u32) {
-            for tier in 0..self.tiers.len() {
-                let copy = self.index[slot].copies[tier];
-                if copy != NONE && self.tiers[tier].copies[copy].is(LISTED) {
-                    self.tiers[tier].touch(copy);
-                }
-            }
-        }
-        self.work += path.len() as u64;
-        path.clear();
-        self.scratch = path;
     }
 
     /// The fastest tier that can serve the entry, or why none can.

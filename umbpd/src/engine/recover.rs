@@ -114,7 +114,7 @@ impl Engine {
             && above.is_none_or(|above| {
                 above.depth < depth || (above.parent == NONE && above.copies.iter().all(|copy| *copy == NONE))
             });
-        self.index.hang(entry, fits.then_some(key), depth);
+        self.hang(entry, fits.then_some(key), depth);
     }
 
     /// Places a slice of recovered copies. True if more is left.
@@ -151,13 +151,12 @@ impl Engine {
             let below = &mut self.tiers[tier];
             let record = &mut below.copies[copy];
             record.flags &= !UNPLACED;
-            let (entry, tenant, pins, state) = (record.entry, record.tenant, record.pins, record.state);
+            let (entry, pins, state) = (record.entry, record.pins, record.state);
             if self.index[entry].stamp != 0 {
                 // Used in this life, itself or through a descendant.
                 self.list(tier, copy);
             } else if pins == 0 && matches!(state, CopyState::Resident | CopyState::Doubted) {
-                below.copies[copy].flags |= LISTED;
-                below.orders[usize::from(tenant)].insert_coldest(&mut below.copies, copy);
+                self.list_coldest(tier, copy);
             }
         }
     }

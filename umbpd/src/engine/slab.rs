@@ -49,6 +49,32 @@ impl<T> Slab<T> {
     }
 }
 
+/// Words beside the slots of a slab: each is 0 until it is set. Growth copies nothing.
+pub(super) struct Words<T> {
+    chunks: Vec<Box<[T]>>,
+}
+
+impl<T: Copy + Default> Words<T> {
+    pub(super) fn new() -> Self {
+        Self { chunks: Vec::new() }
+    }
+
+    pub(super) fn get(&self, slot: u32) -> T {
+        self.chunks.get(slot as usize / CHUNK_ITEMS).map_or_else(T::default, |chunk| chunk[slot as usize % CHUNK_ITEMS])
+    }
+
+    pub(super) fn set(&mut self, slot: u32, value: T) {
+        while self.chunks.len() <= slot as usize / CHUNK_ITEMS {
+            self.chunks.push(vec![T::default(); CHUNK_ITEMS].into());
+        }
+        self.chunks[slot as usize / CHUNK_ITEMS][slot as usize % CHUNK_ITEMS] = value;
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.chunks.len() * CHUNK_ITEMS * size_of::<T>()
+    }
+}
+
 impl<T> Index<u32> for Slab<T> {
     type Output = T;
 

@@ -6,13 +6,15 @@ use umbp_protocol::message::{
     Event, KEYS_PER_MESSAGE_MAX, MissReason, NamespaceId, RemovedReason, SegmentId, SessionId, WireKey,
 };
 
-use super::api::{Action, Generations, Settings, TIERS_MAX, TenantIndex, TierIndex, Time};
+use super::api::{Action, Generations, Settings, TIERS_MAX, TenantIndex, TierIndex, TierSettings, Time};
+use super::ghosts::Ghosts;
 use super::hold::Hold;
 use super::index::Index;
 use super::lease::Lease;
 use super::load::Promotion;
 use super::lower::InFlight;
 use super::namespace::Namespaces;
+use super::orphans::Adrift;
 use super::pool::{Pool, UNIT_BYTES};
 use super::session::Session;
 use super::slab::Slab;
@@ -79,6 +81,10 @@ pub struct Engine {
     pub(super) index: Index,
     pub(super) tiers: Vec<Tier>,
     pub(super) pool: Pool,
+    /// Orphans of the first tier, per tenant.
+    pub(super) adrift: Vec<Adrift>,
+    /// Blocks that left the first tier for good, where that is of use.
+    pub(super) sightings: Ghosts,
     pub(super) namespaces: Namespaces,
     pub(super) sessions: BTreeMap<SessionId, Session>,
     /// Sessions that have ended and whose leases and holds are being let go, a slice at a time.
@@ -115,12 +121,19 @@ impl Engine {
             tenant.quota.resize(settings.tiers.len(), u64::MAX);
         }
         let tenants = settings.tenants.len();
+        let tier = |(at, tier): (usize, &TierSettings)| {
+            let shares: Vec<u64> = settings.tenants.iter().map(|tenant| tenant.quota[at]).collect();
+            Tier::new(tier.clone(), &shares, settings.eviction)
+        };
+        let tiers = settings.tiers.iter().enumerate().map(tier).collect();
         Self {
             generations,
             words: Slab::new(),
             index: Index::new(),
-            tiers: settings.tiers.iter().map(|tier| Tier::new(tier.clone(), tenants)).collect(),
+            tiers,
             pool: Pool::new(tenants),
+            adrift: (0..tenants).map(|_| Adrift::default()).collect(),
+            sightings: Ghosts::new(),
             namespaces: Namespaces::default(),
             sessions: BTreeMap::new(),
             closing: BTreeSet::new(),

@@ -19,7 +19,7 @@ impl Engine {
     /// `misses`; `load_misses` are those of Acquires. No counter ever decreases.
     pub fn status(&self) -> Value {
         let kinds = |kind| self.leases.values().filter(|lease| lease.kind == kind && !lease.expired).count();
-        let share = self.index.orphans as f64 / (self.index.resident.max(1)) as f64;
+        let share = self.index.orphans() as f64 / (self.index.resident.max(1)) as f64;
         json!({
             "tiers": (0..self.tiers.len()).map(|tier| self.tier_status(tier)).collect::<Vec<_>>(),
             "tenants": self.tenant_status(),
@@ -41,7 +41,7 @@ impl Engine {
                        "refused": self.counters.holds_refused },
             "resident_blocks": self.index.resident,
             "known_keys": self.index.known,
-            "orphan_blocks": self.index.orphans,
+            "orphan_blocks": self.index.orphans(),
             "orphan_share": share,
             "index_bytes": self.memory_bytes(),
             "draining": self.draining,
@@ -51,8 +51,13 @@ impl Engine {
 
     /// Bytes that the index and the records of copies take.
     pub fn memory_bytes(&self) -> usize {
-        let copies: usize = self.tiers.iter().map(|tier| tier.copies.memory_bytes()).sum();
-        self.index.memory_bytes() + copies + self.words_bytes()
+        let tier = |tier: &Tier| {
+            let orders: usize = tier.orders.iter().map(|order| order.memory_bytes()).sum();
+            tier.copies.memory_bytes() + tier.marks.memory_bytes() + tier.kids.memory_bytes() + orders
+        };
+        let copies: usize = self.tiers.iter().map(tier).sum();
+        let adrift: usize = self.adrift.iter().map(|adrift| adrift.memory_bytes()).sum();
+        self.index.memory_bytes() + copies + self.words_bytes() + self.sightings.memory_bytes() + adrift
     }
 
     fn tier_status(&self, at: usize) -> Value {
@@ -75,6 +80,8 @@ impl Engine {
             "demoted": counters.demoted,
             "evicted": counters.evicted,
             "dropped": counters.dropped,
+            "not_admitted": counters.not_admitted,
+            "passed_through": counters.passed_through,
             "limit_found": counters.limit_found,
             "undeleted_blocks": tier.undeleted_blocks(),
             "timeouts": counters.timeouts,

@@ -3,9 +3,10 @@
 use umbp_connector_core::key::LocalKey;
 use umbp_protocol::message::{LeaseId, Outcome, ReserveItem, Reserved, SessionId, WireKey};
 
-use super::api::{Time, WritePolicy};
+use super::api::Time;
 use super::evict::{Room, extent_bytes};
 use super::lease::{Item, ItemState, LeaseKind};
+use super::policy::Use;
 use super::slab::NONE;
 use super::state::{DEPTH_MAX, DRAM, Engine, KEYS_PER_SLICE_MAX};
 use super::tier::CopyState;
@@ -30,7 +31,7 @@ impl Engine {
             return vec![Reserved::Refused; items.len()];
         }
         let used: Vec<u32> = items.iter().rev().filter_map(|item| self.known_part(item)).collect();
-        self.touch(used.into_iter());
+        self.touch(Use::Guard, used.into_iter());
         let over = self.draining
             || !self.tiers[DRAM].running()
             || self.quarantine_of(session) >= self.settings.quarantine_bytes;
@@ -117,7 +118,7 @@ impl Engine {
         let entry = self.index.find_or_insert(item.key, item.depth);
         let fresh = self.index[entry].resident == 0;
         if fresh {
-            self.index.hang(entry, parent, item.depth);
+            self.hang(entry, parent, item.depth);
             self.index[entry].length = item.length as u32;
         }
         let slot = self.dram_copy(entry, tenant, place, room.bytes, CopyState::Writing);
@@ -150,7 +151,10 @@ impl Engine {
             self.settle_item(lease.0, index as usize);
             answers.push(Outcome::Done);
         }
-        self.touch(stored.into_iter().rev());
+        self.touch(Use::Store, stored.iter().rev().copied());
+        if let Some(tenant) = self.tenant_of(session) {
+            self.note_orphans(tenant, &stored);
+        }
         self.settle(now);
         answers
     }
@@ -167,11 +171,7 @@ impl Engine {
         self.make_resident(DRAM, slot);
         self.tiers[DRAM].counters.stored += 1;
         self.counters.stored += 1;
-        if self.settings.write == WritePolicy::Through {
-            for tier in DRAM + 1..self.tiers.len() {
-                self.queue_put(tier, slot);
-            }
-        }
+        self.send_down(slot);
         entry
     }
 

@@ -19,6 +19,7 @@ impl Engine {
         }
         let mut more = self.close_slice();
         more |= self.place_slice();
+        more |= self.settle_orphans_slice();
         self.settle(now);
         more |= self.timers.first().is_some_and(|(due, _)| *due <= now.0);
         if more || self.reclaim_left() || self.pump_left() {

@@ -6,11 +6,10 @@ use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use umbp_plugin_api::Status;
 use umbp_protocol::message::{NamespaceId, WireKey};
 
-use super::api::{TierSettings, TierState};
+use super::api::{EvictionPolicy, TierSettings, TierState};
 use super::deletes::DELETE_RETRY_NS;
-use super::policy::{Link, Nodes, Policy};
-use super::prefix_lru::PrefixLru;
-use super::slab::{NONE, Slab};
+use super::policy::{self, Link, Policy};
+use super::slab::{NONE, Slab, Words};
 
 /// Time after which a tier's limit is tried higher, in nanoseconds.
 pub const LIMIT_RAISE_EVERY_NS: u64 = 10_000_000_000;
@@ -49,8 +48,12 @@ pub(super) const LISTED: u8 = 1;
 pub(super) const LEAVING: u8 = 2;
 /// Recovered, and waiting for its place in the policy's order.
 pub(super) const UNPLACED: u8 = 4;
+/// First tier: came up for a load, and leaves when nobody reads it any more.
+pub(super) const PASSING: u8 = 8;
 /// First tier: `QUEUED << tier` is set while a background put into that tier is queued.
 pub(super) const QUEUED: u8 = 8;
+/// Its policy knows the copy, listed or not.
+pub(super) const TRACKED: u8 = 128;
 
 /// One copy of a block in one tier.
 pub(super) struct BlockCopy {
@@ -58,7 +61,7 @@ pub(super) struct BlockCopy {
     pub(super) place: u64,
     /// Its entry, or NONE once detached.
     pub(super) entry: u32,
-    link: Link,
+    pub(super) link: Link,
     /// Reasons why it must stay: leases, holds, submitted operations.
     pub(super) pins: u32,
     /// Room that it takes, in bytes, rounded up.
@@ -76,16 +79,6 @@ impl BlockCopy {
 
     pub(super) fn is(&self, flag: u8) -> bool {
         self.flags & flag != 0
-    }
-}
-
-impl Nodes for Slab<BlockCopy> {
-    fn link(&self, node: u32) -> Link {
-        self[node].link
-    }
-
-    fn set_link(&mut self, node: u32, link: Link) {
-        self[node].link = link;
     }
 }
 
@@ -136,6 +129,10 @@ pub(super) struct TierCounters {
     pub(super) demoted: u64,
     /// Background puts given up: no room in the queue, evicted before their turn, tier down, no space.
     pub(super) dropped: u64,
+    /// Blocks that the admission policy kept out of it when they were stored or evicted above.
+    pub(super) not_admitted: u64,
+    /// First tier: copies that left after a load, since their block had not been loaded often enough.
+    pub(super) passed_through: u64,
     /// First tries of a put that were refused for lack of space: so it is found out what fits. No errors.
     pub(super) limit_found: u64,
     pub(super) timeouts: u64,
@@ -168,6 +165,11 @@ pub(super) struct Tier {
     pub(super) copies: Slab<BlockCopy>,
     /// Order of eviction, per tenant.
     pub(super) orders: Vec<Box<dyn Policy>>,
+    /// The policy's word about each copy, where it wants that.
+    pub(super) marks: Words<u32>,
+    /// How many children each entry has with a copy here, or with a descendant's copy here; where the policy wants it.
+    pub(super) kids: Words<u32>,
+    pub(super) wants_ends: bool,
     /// Bytes taken, per tenant, rounded up; copies being written, filled, deleted and quarantined included.
     pub(super) used: Vec<u64>,
     /// Resident copies.
@@ -210,7 +212,11 @@ pub(super) struct Tier {
 }
 
 impl Tier {
-    pub(super) fn new(settings: TierSettings, tenants: usize) -> Self {
+    /// `shares`: the most bytes that each tenant may have here.
+    pub(super) fn new(settings: TierSettings, shares: &[u64], eviction: EvictionPolicy) -> Self {
+        let tenants = shares.len();
+        let part = |share: &u64| policy::make(eviction, (*share).min(settings.capacity));
+        let orders: Vec<_> = shares.iter().map(part).collect();
         Self {
             limit: settings.capacity,
             limit_step: 0,
@@ -218,7 +224,10 @@ impl Tier {
             settings,
             state: TierState::Declared,
             copies: Slab::new(),
-            orders: (0..tenants).map(|_| Box::new(PrefixLru::new()) as Box<dyn Policy>).collect(),
+            wants_ends: orders.first().is_some_and(|order| order.wants_ends()),
+            orders,
+            marks: Words::new(),
+            kids: Words::new(),
             used: vec![0; tenants],
             resident: 0,
             counters: TierCounters::default(),
@@ -295,19 +304,6 @@ impl Tier {
 
     pub(super) fn running(&self) -> bool {
         self.state == TierState::Running
-    }
-
-    pub(super) fn unlist(&mut self, slot: u32) {
-        if self.copies[slot].is(LISTED) {
-            self.copies[slot].flags &= !LISTED;
-            let tenant = usize::from(self.copies[slot].tenant);
-            self.orders[tenant].remove(&mut self.copies, slot);
-        }
-    }
-
-    pub(super) fn touch(&mut self, slot: u32) {
-        let tenant = usize::from(self.copies[slot].tenant);
-        self.orders[tenant].touch(&mut self.copies, slot);
     }
 
     /// Rounds a payload up to what it takes here.

@@ -13,7 +13,7 @@ use umbp_plugin_api::types::code;
 use umbp_plugin_api::{Completion, Operation, Status};
 use umbp_protocol::message::{Found, LeaseId, Outcome, ReserveItem, Reserved, WireKey};
 use umbpd::engine::LeaseKind;
-use umbpd::engine::api::{TierIndex, Time, WritePolicy};
+use umbpd::engine::api::{Promote, TierIndex, Time, WritePolicy};
 
 use crate::world::{CHAINS, LINKS, UNIT, World, content, length, plain};
 
@@ -250,7 +250,9 @@ impl World {
     }
 
     fn check_order(&mut self, before: &HashSet<(u16, u64)>) {
-        if self.plan.write == WritePolicy::OnEvict || self.evicted.is_empty() {
+        // Where blocks pass through the first tier, a parent may leave it while its child does not: both are below.
+        let passing = self.plan.promote != Promote::OnAcquire;
+        if self.plan.write == WritePolicy::OnEvict || passing || self.evicted.is_empty() {
             return;
         }
         let after = self.resident();

@@ -13,7 +13,8 @@ use umbp_protocol::message::{
 };
 use umbpd::engine::Engine;
 use umbpd::engine::api::{
-    Action, Generations, Settings, TenantIndex, TenantSettings, TierIndex, TierSettings, TierState, Time, WritePolicy,
+    Action, Admission, EvictionPolicy, Generations, Promote, Settings, TenantIndex, TenantSettings, TierIndex,
+    TierSettings, TierState, Time, WritePolicy,
 };
 
 pub(crate) const UNIT: u64 = 4096;
@@ -30,7 +31,10 @@ pub(crate) struct Plan {
     pub(crate) nvme: u64,
     pub(crate) promotion: u64,
     pub(crate) headroom: u64,
+    pub(crate) eviction: EvictionPolicy,
     pub(crate) write: WritePolicy,
+    pub(crate) admission: Admission,
+    pub(crate) promote: Promote,
     pub(crate) tenants: u16,
     /// The backend may lie and thereby become Failed.
     pub(crate) may_fail: bool,
@@ -138,7 +142,10 @@ impl World {
             tenants: tenants.collect(),
             headroom: vec![plan.headroom * UNIT, plan.headroom * UNIT],
             promotion_budget: plan.promotion * UNIT,
+            eviction: plan.eviction,
             write: plan.write,
+            admission: plan.admission,
+            promote: plan.promote,
             lease_ns: 10 * SECOND,
             hold_ns: 2 * SECOND,
             hold_bytes: 8 * UNIT,

@@ -2,7 +2,8 @@
 
 use umbp_protocol::message::{Found, MissReason, Outcome, ReserveItem, Reserved};
 
-use super::rig::{ABSENT, BLOCK, Rig, checksum, extent, ready};
+use super::rig::{ABSENT, BLOCK, Rig, checksum, extent, ready, settings};
+use crate::engine::api::{EvictionPolicy, Settings};
 
 #[test]
 fn a_block_is_visible_from_its_commit_on_and_not_before() {
@@ -104,16 +105,32 @@ fn no_hole_is_left_behind_a_refused_block() {
 }
 
 #[test]
-fn blocks_without_their_head_are_counted_as_orphans() {
-    // A9
-    let mut rig = Rig::blocks(&[64]);
+fn a9_blocks_without_their_head_are_orphans_until_it_is_stored() {
+    let mut rig = Rig::blocks(&[200]);
     let session = rig.session();
-    let numbers: Vec<u64> = (0..20).collect();
+    let numbers: Vec<u64> = (0..128).collect();
     let tail = rig.chain(Some(1), 2, &numbers[2..]);
     rig.store_items(session, &tail);
-    assert_eq!(rig.status("/orphan_blocks"), 1);
-    assert_eq!(rig.present(session, &numbers), numbers[2..]);
+    assert_eq!(rig.status("/orphan_blocks"), 126);
+    assert_eq!(rig.present(session, &numbers), numbers[2..], "and a prompt finds nothing at its head");
     rig.store(session, &numbers[..2]);
     assert_eq!(rig.status("/orphan_blocks"), 0);
     assert_eq!(rig.present(session, &numbers), numbers);
+}
+
+#[test]
+fn a9_orphans_leave_before_all_others_and_tails_before_heads() {
+    for eviction in [EvictionPolicy::PrefixLru, EvictionPolicy::S3Fifo, EvictionPolicy::ChainHazard] {
+        let mut rig = Rig::new(Settings { eviction, ..settings(&[12]) });
+        let session = rig.session();
+        rig.store(session, &[1, 2, 3, 4]);
+        let tail = rig.chain(Some(51), 2, &[52, 53, 54]);
+        rig.store_items(session, &tail);
+        // Used last, and of no use.
+        let (lease, _) = rig.acquire(session, &[52, 53, 54]);
+        rig.release(session, lease, &[]);
+        (100..108).for_each(|n| drop(rig.store(session, &[n])));
+        assert_eq!(rig.evicted(0), [54, 53, 52], "{eviction:?}");
+        assert_eq!(rig.status("/orphan_blocks"), 0);
+    }
 }

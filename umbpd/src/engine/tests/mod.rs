@@ -1,11 +1,14 @@
 //! Claims about the engine, on small deployments with hand-made completions.
 
+mod admission;
 mod chain;
 mod clear;
 mod deletes;
 mod faults;
 mod leases;
 mod limits;
+mod policies;
+mod pressure;
 mod rig;
 mod tenants;
 mod tiers;

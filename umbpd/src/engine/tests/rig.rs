@@ -12,7 +12,8 @@ use umbp_protocol::message::{
 };
 
 use crate::engine::api::{
-    Action, Generations, Settings, TenantIndex, TenantSettings, TierIndex, TierSettings, TierState, Time, WritePolicy,
+    Action, Admission, EvictionPolicy, Generations, Promote, Settings, TenantIndex, TenantSettings, TierIndex,
+    TierSettings, TierState, Time, WritePolicy,
 };
 use crate::engine::{Engine, LeaseKind, SessionInfo};
 
@@ -48,7 +49,10 @@ pub(super) fn settings(blocks: &[u64]) -> Settings {
         tenants: vec![TenantSettings { name: "default".to_owned(), quota: vec![u64::MAX; tiers.len()] }],
         tiers,
         promotion_budget: 0,
+        eviction: EvictionPolicy::PrefixLru,
         write: WritePolicy::Through,
+        admission: Admission::All,
+        promote: Promote::OnAcquire,
         lease_ns: LEASE_NS,
         hold_ns: 2 * SECOND,
         hold_bytes: 1 << 30,
