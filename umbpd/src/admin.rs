@@ -1,4 +1,4 @@
-//! The page for operators: `/healthz` and `/status`, on a thread and a runtime of its own, so that it answers whatever
+//! The page for operators: `/healthz`, `/status` and `/metrics`, on a thread and a runtime of its own, so that it answers whatever
 //! the engine's thread and the plugins do.
 
 use std::net::{SocketAddr, TcpListener};
@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::core::ticker::Pulse;
 use crate::fork::NotInChildren;
+use crate::metrics;
 use crate::process::now;
 use crate::tier::lock;
 
@@ -53,7 +54,8 @@ pub fn spawn(listener: TcpListener, shared: Shared) -> std::io::Result<()> {
     let run = move || {
         let _alone = alone;
         runtime.block_on(async move {
-            let page = Router::new().route("/healthz", get(healthz)).route("/status", get(status)).with_state(shared);
+            let page = Router::new().route("/healthz", get(healthz)).route("/status", get(status));
+            let page = page.route("/metrics", get(metrics)).with_state(shared);
             let served = match tokio::net::TcpListener::from_std(listener) {
                 Ok(listener) => tokio::select! {
                     served = axum::serve(listener, page).into_future() => served,
@@ -81,14 +83,32 @@ async fn healthz(State(shared): State<Shared>) -> Response {
 }
 
 async fn status(State(shared): State<Shared>) -> Response {
+    match ask(&shared).await {
+        Ok(status) => json_response(StatusCode::OK, &status),
+        Err(error) => json_response(StatusCode::SERVICE_UNAVAILABLE, &json!({ "error": error })),
+    }
+}
+
+async fn metrics(State(shared): State<Shared>) -> Response {
+    let page = match ask(&shared).await {
+        Ok(status) => metrics::page(status).map_err(|_| "the figures could not be written".to_owned()),
+        Err(error) => Err(error),
+    };
+    match page {
+        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
+    }
+}
+
+/// The status, from the engine's thread.
+async fn ask(shared: &Shared) -> Result<Value, String> {
     let (answer, wait) = oneshot::channel();
-    let error = |text: String| json_response(StatusCode::SERVICE_UNAVAILABLE, &json!({ "error": text }));
     if shared.questions.try_send(answer).is_err() {
-        return error(format!("{QUESTIONS_MAX} questions wait for the engine's thread already"));
+        return Err(format!("{QUESTIONS_MAX} questions wait for the engine's thread already"));
     }
     match tokio::time::timeout(Duration::from_millis(ANSWER_MS), wait).await {
-        Ok(Ok(status)) => json_response(StatusCode::OK, &status),
-        _ => error(format!("the engine's thread did not answer within {ANSWER_MS} ms")),
+        Ok(Ok(status)) => Ok(status),
+        _ => Err(format!("the engine's thread did not answer within {ANSWER_MS} ms")),
     }
 }
 

@@ -5,7 +5,7 @@
 //!
 //! Modules in reading order: [`engine`] (which block is where, sans I/O); [`tier`] (the thread that owns a plugin);
 //! [`loader`] (from config to an open plugin); [`generations`] (the shared tables); [`core`] (the engine's thread:
-//! carries out what the engine wants done); [`session`] (one client each); [`admin`] (the page for operators);
+//! carries out what the engine wants done); [`session`] (one client each); [`admin`], [`metrics`] (the page for operators);
 //! [`daemon`] (start, serve, drain, stop); [`embedded`] (inside an engine's process), [`fork`];
 //! [`check`] (`umbpd check`); [`process`], [`args`], [`command`] (the program around it).
 
@@ -20,6 +20,7 @@ pub mod engine;
 pub mod fork;
 pub mod generations;
 pub mod loader;
+pub mod metrics;
 pub mod process;
 pub mod session;
 pub mod tier;

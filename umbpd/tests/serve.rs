@@ -186,11 +186,13 @@ fn the_admin_page_tells_health_and_status_and_a_taken_address_is_refused() {
         std::io::Write::write_all(&mut stream, format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).expect("sent");
         std::io::read_to_string(stream).expect("answered")
     };
-    let (health, status) = (get("/healthz"), get("/status"));
+    let (health, status, metrics) = (get("/healthz"), get("/status"), get("/metrics"));
     assert!(health.starts_with("HTTP/1.0 200") && health.ends_with("ok\n"), "{health}");
     let body = status.split_once("\r\n\r\n").expect("a body").1;
     let status: serde_json::Value = serde_json::from_str(body).expect("JSON");
     assert_eq!(status["pid"], daemon.pid());
+    assert!(metrics.contains("application/openmetrics-text") && metrics.ends_with("# EOF\n"), "{metrics}");
+    assert!(metrics.contains("umbp_tier_state{tier=\"dram\",state=\"running\"} 1"), "{metrics}");
     assert!(dram().exists());
 }
 

@@ -14,6 +14,7 @@ mod field_cases;
 mod holds;
 mod jobs;
 mod killed_clients;
+mod metrics;
 mod rig;
 mod runtime;
 mod start;
