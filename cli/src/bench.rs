@@ -1,4 +1,7 @@
-//! `umbp bench`: how fast the copy path is, as a ratio to a plain memcpy of the same runs on the same machine.
+//! `umbp bench`: how fast the copy path is, as a ratio to a plain memcpy of the same runs on the same machine; and what
+//! a million blocks cost ([`scale`]).
+
+mod scale;
 
 use std::path::Path;
 
@@ -15,6 +18,9 @@ pub(crate) enum Command {
     /// Stores and loads through the daemon, against a plain scattered memcpy of the same runs. The daemon should have
     /// a DRAM tier alone, larger than the set, and no other work.
     Copy(Copy),
+    /// Fills the daemon with small blocks: memory per block, and lookups, idle and while blocks are evicted. The
+    /// daemon's first tier should hold the blocks and little more, and have no other work.
+    Scale(scale::Scale),
 }
 
 /// `umbp bench copy`
@@ -42,7 +48,13 @@ pub(crate) struct Copy {
 
 /// Measures and prints.
 pub(crate) fn run(command: &Command, socket: &Path) -> miette::Result<()> {
-    let Command::Copy(arguments) = command;
+    match command {
+        Command::Copy(arguments) => run_copy(arguments, socket),
+        Command::Scale(arguments) => scale::run(arguments, socket),
+    }
+}
+
+fn run_copy(arguments: &Copy, socket: &Path) -> miette::Result<()> {
     let options = Options::new(socket, None);
     let (rounds, threads) = (arguments.rounds as usize, arguments.threads as usize);
     let shapes = match (arguments.runs, arguments.run_bytes) {

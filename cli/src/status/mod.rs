@@ -2,7 +2,7 @@
 //!
 //! Modules in reading order: [`ask`] (one session that asks for nothing else), [`table`] (for people).
 
-mod ask;
+pub(crate) mod ask;
 mod table;
 
 use std::path::Path;

@@ -1,6 +1,7 @@
 //! Taking in what tiers report: completions, recovery, failures.
 
 use std::rc::Rc;
+use std::time::Instant;
 
 use umbp_connector_core::namespace::tenant_digest;
 use umbp_plugin_api::Completion;
@@ -72,6 +73,9 @@ fn fail(hub: &Hub, tier: TierIndex, why: String) {
 
 fn set_recovery(hub: &Hub, tier: TierIndex, recovery: Recovery) {
     if let Some(seat) = hub.tiers.borrow_mut().get_mut(usize::from(tier.0)) {
+        if matches!(recovery, Recovery::Done(_) | Recovery::Failed(_)) {
+            seat.recovery_time.1 = seat.recovery_time.0.map(|began| began.elapsed());
+        }
         seat.recovery = recovery;
     }
 }
@@ -92,6 +96,7 @@ fn take_namespaces(hub: &Hub, tier: TierIndex, namespaces: &[RecoveredNamespace]
     }
     if let Some(seat) = hub.tiers.borrow_mut().get_mut(usize::from(tier.0)) {
         seat.recovery = Recovery::Running(0);
+        seat.recovery_time = (Some(Instant::now()), None);
         seat.namespaces_left_out = left_out;
     }
     ask_for_page(hub, tier, 0);

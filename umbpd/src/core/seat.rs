@@ -1,7 +1,7 @@
 //! What the engine's thread knows of one tier, and of one session.
 
 use std::cell::{Cell, RefCell};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -54,6 +54,8 @@ pub struct TierSeat {
     pub persistent: bool,
     /// How far that is.
     pub recovery: Recovery,
+    /// When it began, and how long it took.
+    pub recovery_time: (Option<Instant>, Option<Duration>),
     /// Recovered namespaces that are not served: their tenant is no longer configured, or there are too many.
     pub namespaces_left_out: u64,
 }

@@ -34,7 +34,8 @@ impl Hub {
             "uptime_seconds": facts.started.elapsed().as_secs(),
             "config": facts.origin,
             "socket": facts.config.daemon.socket.display().to_string(),
-            "process": { "open_fds": process::open_fds(), "rss_bytes": process::rss_bytes() },
+            "process": { "open_fds": process::open_fds(), "rss_bytes": process::rss_bytes(),
+                         "anonymous_bytes": process::anonymous_bytes() },
             "movers": movers,
             "connections": self.connections.get(),
             "sessions_ended": *self.sessions_ended.borrow(),
@@ -102,6 +103,7 @@ fn tier(seat: &TierSeat, shown: &mut Map<String, Value>) {
     put("backend", json!(seat.backend));
     put("plugin", json!(seat.plugin));
     put("recovery", json!(seat.recovery.text()));
+    put("recovery_ms", json!(seat.recovery_time.1.map(|took| took.as_millis() as u64)));
     put("namespaces_left_out", json!(seat.namespaces_left_out));
     if let Some(link) = &seat.link {
         put("counters", json!(link.services.counters()));

@@ -202,6 +202,7 @@ impl Tiers {
                 abandoned: false,
                 persistent: false,
                 recovery: Recovery::None,
+                recovery_time: (None, None),
                 namespaces_left_out: 0,
             });
         }
