@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::process::Signal;
 use umbp_client::runtime::{Hold, WorkerRuntime};
-use umbp_connector_core::key::{GroupId, LocalKey, Rank};
+use umbp_connector_core::key::{LocalKey, Rank};
 use umbp_connector_core::metadata::{ConnectorMetadata, StoreEventId, StoreEventResult};
 use umbp_connector_core::plan::{BlockBatch, BlockId, BlockTransferPlan, ObjectKey, RequestId, RequestPlans};
 use umbp_connector_core::topology::RankTopology;
