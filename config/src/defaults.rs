@@ -10,7 +10,7 @@ use crate::units::{Share, size_text};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Where `/status` and `/healthz` are served.
+/// Where `/status`, `/healthz` and `/metrics` are served.
 pub const ADMIN: &str = "127.0.0.1:9464";
 /// Time that a stop gives to work in flight.
 pub const DRAIN: Duration = Duration::from_secs(10);
