@@ -7,6 +7,7 @@ mod common;
 mod away;
 mod child;
 mod connector;
+mod crash;
 mod daemon_death;
 mod embedded;
 mod faults;
