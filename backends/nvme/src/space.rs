@@ -164,6 +164,17 @@ impl Space {
         self.area.release(unit, units_of(length));
     }
 
+    /// Takes the longest free stretch below the high water; answers its start and units.
+    pub(crate) fn take_free(&mut self) -> Option<(u64, u64)> {
+        let units = self.area.largest_free();
+        self.area.allocate(units).map(|start| (start, units))
+    }
+
+    /// Such a stretch is free again.
+    pub(crate) fn give_free(&mut self, (start, units): (u64, u64)) {
+        self.area.release(start, units);
+    }
+
     /// A block of an earlier life; false if its units are not all of that life's, or claimed already.
     pub(crate) fn recover(&mut self, unit: u64, block: Live) -> bool {
         let claimed = self.unseen.as_mut().is_some_and(|unseen| unseen.claim(unit, units_of(u64::from(block.length))));

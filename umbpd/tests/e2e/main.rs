@@ -13,6 +13,7 @@ mod embedded;
 mod faults;
 mod field_cases;
 mod holds;
+mod hostile;
 mod jobs;
 mod killed_clients;
 mod rig;
