@@ -12,7 +12,7 @@ use umbp_config::{Config, ConfigErrors, Write};
 
 use super::movers;
 use crate::core::Facts;
-use crate::core::seat::{Recovery, TierSeat};
+use crate::core::seat::{Burst, Recovery, TierSeat};
 use crate::engine::Engine;
 use crate::engine::api::{Settings, TenantSettings, TierIndex, TierSettings, TierState, WritePolicy};
 use crate::generations::{Tables, words_for};
@@ -201,6 +201,7 @@ impl Tiers {
                 persistent: false,
                 recovery: Recovery::None,
                 namespaces_left_out: 0,
+                corrupt: Burst::default(),
             });
         }
         drop(say);

@@ -16,6 +16,8 @@ mod holds;
 mod hostile;
 mod jobs;
 mod killed_clients;
+mod pressure;
+mod restart;
 mod rig;
 mod runtime;
 mod start;
