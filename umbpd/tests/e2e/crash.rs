@@ -1,4 +1,4 @@
-//! The daemon under load, killed at random points and opened again on the same folder (E4, E6, K2).
+//! The daemon under load, killed at random points and opened again on the same folder (E4, E6, G2, K1, K2).
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -252,7 +252,7 @@ impl Rig {
     }
 }
 
-/// E4, E6, K2: 100 lives under the load of two engines, each ended by SIGKILL in the middle of a random call, some
+/// E4, E6, G2, K1, K2: 100 lives under the load of two engines, each ended by SIGKILL in the middle of a random call, some
 /// again during recovery. Nothing completed is lost, nothing read is wrong, what had left stays away, and the disk
 /// holds no more than the capacity at any sample, with nothing of earlier lives beside it.
 #[test]
