@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use umbp_plugin_api::Completion;
+use umbp_plugin_api::{Completion, Status};
 
 use crate::format::{Kind, Record};
 use crate::piece::failure_of;
@@ -92,7 +92,11 @@ impl Keeper {
 fn record(store: &Arc<Store>, batch: VecDeque<Entry>) {
     let mut records: Vec<Record> = batch.iter().map(record_of).collect();
     let mut journal = locked(&store.journal);
-    let appended = journal.append(&*store.medium, &mut records);
+    let mut appended = journal.append(&*store.medium, &mut records);
+    // Deletions are the way out of a full file system, so they must not fail for lack of it.
+    if appended.as_ref().is_err_and(|error| failure_of(error).0 == Status::NO_SPACE) && store.give_back() {
+        appended = journal.append(&*store.medium, &mut records);
+    }
     if let Err(error) = appended {
         drop(journal);
         let (status, errno) = failure_of(&error);

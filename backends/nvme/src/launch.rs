@@ -185,7 +185,8 @@ fn refusal(error: &io::Error) -> String {
 }
 
 fn warn_if_disk_is_small(opening: &Opening, folder: &Folder) {
-    let Ok(file_system) = rustix::fs::statvfs(folder.path()) else { return };
+    // Some (ramfs) tell no size.
+    let Some(file_system) = rustix::fs::statvfs(folder.path()).ok().filter(|found| found.f_blocks > 0) else { return };
     let data = std::fs::metadata(folder.file("data")).map_or(0, |m| std::os::unix::fs::MetadataExt::blocks(&m) * 512);
     let free = file_system.f_bavail * file_system.f_frsize;
     let needed = opening.capacity.saturating_sub(data);

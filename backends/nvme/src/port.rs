@@ -120,6 +120,12 @@ pub trait Medium: Send + Sync + 'static {
     fn extend(&self, file: &File, length: u64) -> io::Result<()> {
         file.set_len(length)
     }
+
+    /// Gives a stretch of the data file back to the file system; the file keeps its length.
+    fn punch(&self, file: &File, offset: u64, length: u64) -> io::Result<()> {
+        use rustix::fs::FallocateFlags;
+        Ok(rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length)?)
+    }
 }
 
 /// The machine as it is.

@@ -50,6 +50,9 @@ const METADATA_BYTES_PER_BLOCK: u64 = 4 * RECORD_BYTES as u64;
 
 /// Bookkeeping of one path.
 pub(crate) struct Space {
+    /// Units of the whole path.
+    units: u64,
+    /// Free units up to the high water; all beyond it are taken, so that what was freed is used before the file grows.
     area: Extents,
     live: BTreeMap<u64, Live>,
     /// Units of an earlier life that no record has claimed yet; `None` once recovery has ended.
@@ -69,27 +72,54 @@ impl Space {
         let units = capacity / UNIT_BYTES;
         let high_water = high_water.min(units);
         let mut area = Extents::new(units);
-        let unseen = area.claim(0, high_water).then(|| Extents::new(high_water));
-        Self { area, live: BTreeMap::new(), unseen, high_water, pending: 0, resident_bytes: 0, capacity, journal_floor }
+        let unseen = area.claim(0, units).then(|| Extents::new(high_water));
+        Self {
+            units,
+            area,
+            live: BTreeMap::new(),
+            unseen,
+            high_water,
+            pending: 0,
+            resident_bytes: 0,
+            capacity,
+            journal_floor,
+        }
     }
 
     /// Takes units for a payload; `metadata` is what journals and snapshots take up now, in bytes. `None`: no room,
     /// data and metadata counted together.
     pub(crate) fn reserve(&mut self, length: u64, metadata: u64) -> Option<u64> {
         let units = units_of(length);
-        let start = self.area.allocate(units)?;
-        let high_water = self.high_water.max(start + units);
-        if high_water * UNIT_BYTES + self.metadata_bound(metadata) > self.capacity {
-            self.area.release(start, units);
+        if self.metadata_bound(metadata, 0) + self.high_water * UNIT_BYTES > self.capacity {
             return None;
         }
-        self.high_water = high_water;
+        let start = self.area.allocate(units).or_else(|| {
+            self.grow(length, metadata);
+            self.area.allocate(units)
+        })?;
         self.pending += 1;
         Some(start)
     }
 
-    fn metadata_bound(&self, metadata: u64) -> u64 {
-        let blocks = self.live.len() as u64 + self.pending + 1;
+    /// Lets the data file grow by room for a payload. It never gets shorter: it grows only as far as leaves room for
+    /// the metadata of the blocks that it will hold, not just of those that are there now.
+    fn grow(&mut self, length: u64, metadata: u64) {
+        let high_water = self.high_water + units_of(length);
+        let bound = self.metadata_bound(metadata, self.blocks_to_come(high_water, length));
+        if high_water <= self.units && high_water * UNIT_BYTES + bound <= self.capacity {
+            self.area.release(self.high_water, units_of(length));
+            self.high_water = high_water;
+        }
+    }
+
+    /// Blocks that so many units may come to hold: of half the size of those stored so far, and of this one.
+    fn blocks_to_come(&self, units: u64, length: u64) -> u64 {
+        let mean = (self.resident_bytes + length) / (self.live.len() as u64 + 1);
+        units / units_of(mean.min(length) / 2).max(1)
+    }
+
+    fn metadata_bound(&self, metadata: u64, to_come: u64) -> u64 {
+        let blocks = (self.live.len() as u64 + self.pending + 1).max(to_come);
         let planned = blocks * METADATA_BYTES_PER_BLOCK + 3 * self.journal_floor;
         let present = metadata + blocks * RECORD_BYTES as u64 + self.journal_floor;
         FIXED_BYTES + planned.max(present)
@@ -132,6 +162,17 @@ impl Space {
     /// A forgotten block's units may be used again.
     pub(crate) fn release(&mut self, unit: u64, length: u64) {
         self.area.release(unit, units_of(length));
+    }
+
+    /// Takes the longest free stretch below the high water; answers its start and units.
+    pub(crate) fn take_free(&mut self) -> Option<(u64, u64)> {
+        let units = self.area.largest_free();
+        self.area.allocate(units).map(|start| (start, units))
+    }
+
+    /// Such a stretch is free again.
+    pub(crate) fn give_free(&mut self, (start, units): (u64, u64)) {
+        self.area.release(start, units);
     }
 
     /// A block of an earlier life; false if its units are not all of that life's, or claimed already.
@@ -181,7 +222,7 @@ impl Space {
 
     /// Free bytes of the data area.
     pub(crate) fn free_bytes(&self) -> u64 {
-        self.area.free_units() * UNIT_BYTES
+        (self.area.free_units() + self.units - self.high_water) * UNIT_BYTES
     }
 
     /// Blocks and their payload bytes.
@@ -210,6 +251,34 @@ mod tests {
         }
         assert!(taken * (4096 + METADATA_BYTES_PER_BLOCK) + FIXED_BYTES + 3 * (16 << 10) <= MIB);
         assert!(taken > 150, "{taken}");
+    }
+
+    /// K1, K3.
+    #[test]
+    fn a_path_that_was_filled_and_emptied_can_be_filled_again() {
+        for (first, then) in [(4096_u64, 4096_u64), (131_072, 131_072), (131_072, 65_536)] {
+            let mut space = Space::new(64 * MIB, 0, 512 << 10);
+            assert!(space.end_recovery(1));
+            // Never more than one block, while the file grows: what is free below is taken by nobody.
+            let (mut taken, mut units) = (Vec::new(), 0);
+            while let Some(unit) = space.reserve(first, 0) {
+                space.abandon(unit, first);
+                if !space.area.claim(unit, units_of(first)) {
+                    break;
+                }
+                taken.push(unit);
+                units += units_of(first);
+            }
+            assert_eq!(units, space.high_water);
+            assert!(taken.into_iter().all(|unit| space.area.release(unit, units_of(first))));
+            let mut stored = 0;
+            while let Some(unit) = space.reserve(then, 0) {
+                stored += then;
+                space.publish(unit, block(unit + 1, then as u32));
+            }
+            let share = stored * 100 / (64 * MIB);
+            assert!(share > if first == 4096 { 75 } else { 90 }, "{first} {then}: {share} %");
+        }
     }
 
     #[test]

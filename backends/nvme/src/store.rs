@@ -31,6 +31,8 @@ const STEP_MAX_BYTES: u64 = 64 << 20;
 /// A journal shorter than this is not worth a snapshot: a 128th of the capacity, within these.
 const JOURNAL_FLOOR_MIN_BYTES: u64 = 16 << 10;
 const JOURNAL_FLOOR_MAX_BYTES: u64 = 32 << 20;
+/// Free stretches of the data file that are given back to a full file system at one time.
+const GIVE_BACK_STRETCHES_MAX: usize = 64;
 /// How long the keeper waits for a snapshot that is being written; then it goes on, and the capacity check in
 /// `reserve` refuses stores where metadata has grown too long.
 const COMPACTION_WAIT: Duration = Duration::from_secs(10);
@@ -289,6 +291,21 @@ impl Store {
             }
             drop(self.chores_changed.wait_timeout(chores, left));
         }
+    }
+
+    /// The file system is full: it gets back what is free in the data file, so that journals have room. True if there
+    /// was any such stretch.
+    pub(crate) fn give_back(&self) -> bool {
+        let free: Vec<(u64, u64)> = {
+            let mut space = locked(&self.space);
+            std::iter::from_fn(|| space.take_free()).take(GIVE_BACK_STRETCHES_MAX).collect()
+        };
+        let given =
+            |(start, units): &(u64, u64)| self.medium.punch(&self.data, start * UNIT_BYTES, units * UNIT_BYTES).is_ok();
+        let count = free.iter().filter(|stretch| given(stretch)).count();
+        let mut space = locked(&self.space);
+        free.into_iter().for_each(|stretch| space.give_free(stretch));
+        count > 0
     }
 
     /// Makes what was completed durable: data first, so that a durable record seldom lacks its data.

@@ -4,9 +4,9 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use umbp_connector_core::namespace::tenant_digest;
-use umbp_plugin_api::Completion;
 use umbp_plugin_api::backend::RecoveredNamespace;
 use umbp_plugin_api::types::RecoveredBlock;
+use umbp_plugin_api::{Completion, Status};
 
 use super::hub::Hub;
 use super::seat::Recovery;
@@ -36,7 +36,31 @@ pub async fn take(hub: Rc<Hub>) {
     }
 }
 
+/// Of blocks that were read and are not what was stored there (E5): a hint that the medium fails.
+fn warn_of_corrupt(hub: &Hub, turn: &[(TierIndex, Completion)]) {
+    let corrupt = |tier: usize| {
+        let of = |(at, done): &&(TierIndex, Completion)| usize::from(at.0) == tier && done.status == Status::CORRUPT;
+        turn.iter().filter(of).count() as u64
+    };
+    if turn.iter().all(|(_, completion)| completion.status != Status::CORRUPT) {
+        return;
+    }
+    for (at, seat) in hub.tiers.borrow_mut().iter_mut().enumerate() {
+        let count = corrupt(at);
+        if count > 0
+            && let Some(blocks) = seat.corrupt.add(count, Instant::now())
+        {
+            let name = &seat.name;
+            tracing::warn!(
+                "tier {name}: {blocks} blocks read back since the last such line are corrupt; they are dropped, their \
+                 loads are misses, and `errors` in status counts them: check the medium if this goes on"
+            );
+        }
+    }
+}
+
 fn take_completions(hub: &Hub, turn: &[(TierIndex, Completion)]) {
+    warn_of_corrupt(hub, turn);
     hub.with(|engine, now| {
         for (tier, completion) in turn {
             engine.completed(*tier, completion, now);

@@ -58,6 +58,31 @@ pub struct TierSeat {
     pub recovery_time: (Option<Instant>, Option<Duration>),
     /// Recovered namespaces that are not served: their tenant is no longer configured, or there are too many.
     pub namespaces_left_out: u64,
+    /// Corrupt blocks, as far as the log is concerned.
+    pub corrupt: Burst,
+}
+
+/// One line of a kind in this time; what happens in between is counted in the next.
+const BURST_LINE_EVERY_MS: u64 = 10_000;
+
+/// Trouble that comes in bursts: the log has a line now and then, with a count.
+#[derive(Debug, Default)]
+pub struct Burst {
+    last: Option<Instant>,
+    silent: u64,
+}
+
+impl Burst {
+    /// `count` more; answers how many the log is to tell of now, those of before included.
+    pub(super) fn add(&mut self, count: u64, now: Instant) -> Option<u64> {
+        self.silent += count;
+        let every = Duration::from_millis(BURST_LINE_EVERY_MS);
+        if self.last.is_some_and(|last| now.saturating_duration_since(last) < every) {
+            return None;
+        }
+        self.last = Some(now);
+        Some(std::mem::take(&mut self.silent))
+    }
 }
 
 /// A mover of the config. None is used yet, so what is known of it at start stays.
@@ -112,5 +137,19 @@ impl SessionSeat {
     pub fn end(&self, why: &str) {
         self.end.borrow_mut().get_or_insert_with(|| why.to_owned());
         self.wake.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_has_one_line_in_its_time_and_the_next_counts_what_came_in_between() {
+        let (mut burst, start) = (Burst::default(), Instant::now());
+        let mut at = |ms: u64, count: u64| burst.add(count, start + Duration::from_millis(ms));
+        assert_eq!(at(0, 16), Some(16));
+        assert_eq!([at(1, 3), at(BURST_LINE_EVERY_MS - 1, 4)], [None, None]);
+        assert_eq!(at(BURST_LINE_EVERY_MS, 1), Some(8));
     }
 }

@@ -12,7 +12,7 @@ use umbp_config::{Config, ConfigErrors, Eviction, Write};
 
 use super::movers;
 use crate::core::Facts;
-use crate::core::seat::{Recovery, TierSeat};
+use crate::core::seat::{Burst, Recovery, TierSeat};
 use crate::engine::Engine;
 use crate::engine::api::{
     Admission, EvictionPolicy, Promote, Settings, TenantSettings, TierIndex, TierSettings, TierState, WritePolicy,
@@ -204,6 +204,7 @@ impl Tiers {
                 recovery: Recovery::None,
                 recovery_time: (None, None),
                 namespaces_left_out: 0,
+                corrupt: Burst::default(),
             });
         }
         drop(say);

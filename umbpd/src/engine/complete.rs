@@ -20,6 +20,8 @@ struct PutDone {
     dram: u32,
     lower: u32,
     again: bool,
+    /// Bytes that deletes have freed since it was submitted.
+    freed_since: u64,
 }
 
 impl Engine {
@@ -54,7 +56,8 @@ impl Engine {
         }
         match operation.purpose {
             Purpose::Put { dram, lower, again } => {
-                self.put_done(tier, PutDone { dram, lower, again }, completion, now);
+                let freed_since = self.tiers[tier].deleted_bytes - operation.deleted_before;
+                self.put_done(tier, PutDone { dram, lower, again, freed_since }, completion, now);
             }
             Purpose::Get { dram, lower } => self.get_done(tier, dram, lower, operation.overdue, completion),
             Purpose::Delete { lower } => self.delete_done(tier, lower, completion.status, now),
@@ -71,7 +74,7 @@ impl Engine {
     }
 
     fn put_done(&mut self, tier: usize, put: PutDone, completion: &Completion, now: Time) {
-        let PutDone { dram, lower, again } = put;
+        let PutDone { dram, lower, again, freed_since } = put;
         self.tiers[tier].puts_in_flight -= 1;
         self.tiers[tier].copies[lower].place = completion.location;
         let trusted = self.tiers[DRAM].copies[dram].state == CopyState::Resident;
@@ -87,9 +90,10 @@ impl Engine {
         } else {
             self.free_lower(tier, lower);
             if completion.status == Status::NO_SPACE {
-                self.found_limit(tier, bytes, now);
+                self.found_limit(tier, bytes, freed_since, now);
             }
-            if completion.status == Status::NO_SPACE && !again && trusted && self.make_way(tier, tenant, bytes) {
+            let retried = completion.status == Status::NO_SPACE && !again && trusted;
+            if retried && (freed_since >= bytes || self.make_way(tier, tenant, bytes)) {
                 // Its pin stays with it until the second try.
                 return self.tiers[tier].retries.push_back(dram);
             }
@@ -99,9 +103,9 @@ impl Engine {
     }
 
     /// A put found the tier full: no more than what is there now is put, until time has passed.
-    fn found_limit(&mut self, tier: usize, refused_bytes: u64, now: Time) {
+    fn found_limit(&mut self, tier: usize, refused_bytes: u64, freed_since: u64, now: Time) {
         let below = &mut self.tiers[tier];
-        below.lower_limit(refused_bytes);
+        below.lower_limit(refused_bytes, freed_since);
         if below.limit < below.settings.capacity && !std::mem::replace(&mut below.limit_timer, true) {
             self.timers.insert((now.0.saturating_add(LIMIT_RAISE_EVERY_NS), Timer::Limit(tier as u8)));
         }

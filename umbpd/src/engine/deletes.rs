@@ -29,6 +29,7 @@ impl Engine {
         self.tiers[tier].freeing[tenant] -= bytes;
         if is_gone(status) {
             self.tiers[tier].delete_retry_ns = DELETE_RETRY_NS;
+            self.tiers[tier].deleted_bytes += bytes;
             return self.free_lower(tier, lower);
         }
         self.tiers[tier].copies[lower].state = CopyState::Undeleted;
@@ -43,6 +44,7 @@ impl Engine {
         below.freeing[usize::from(stray.tenant)] -= stray.bytes;
         if is_gone(status) {
             below.delete_retry_ns = DELETE_RETRY_NS;
+            below.deleted_bytes += stray.bytes;
             below.used[usize::from(stray.tenant)] -= stray.bytes;
             return;
         }

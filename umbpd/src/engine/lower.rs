@@ -36,6 +36,8 @@ pub(super) struct InFlight {
     pub(super) deadline: u64,
     /// Past its deadline: nobody waits any more, its buffer does.
     pub(super) overdue: bool,
+    /// [`Tier::deleted_bytes`](super::tier::Tier::deleted_bytes) when it was submitted.
+    pub(super) deleted_before: u64,
 }
 
 /// How a block stands toward a lower tier.
@@ -381,7 +383,8 @@ impl Engine {
         let deadline = now.0.saturating_add(self.tiers[tier].settings.deadline_ns);
         (operation.id, operation.deadline_ns) = (id, deadline);
         self.tiers[tier].in_flight += 1;
-        self.operations.insert(id, InFlight { tier, purpose, deadline, overdue: false });
+        let deleted_before = self.tiers[tier].deleted_bytes;
+        self.operations.insert(id, InFlight { tier, purpose, deadline, overdue: false, deleted_before });
         self.timers.insert((deadline, Timer::Operation(id)));
         self.outbox.push(Action::Submit { tier: Self::tier_index(tier), operation });
     }

@@ -172,6 +172,8 @@ pub(super) struct Tier {
     pub(super) wants_ends: bool,
     /// Bytes taken, per tenant, rounded up; copies being written, filled, deleted and quarantined included.
     pub(super) used: Vec<u64>,
+    /// Bytes that deletes have freed in this life.
+    pub(super) deleted_bytes: u64,
     /// Resident copies.
     pub(super) resident: u64,
     pub(super) counters: TierCounters,
@@ -229,6 +231,7 @@ impl Tier {
             marks: Words::new(),
             kids: Words::new(),
             used: vec![0; tenants],
+            deleted_bytes: 0,
             resident: 0,
             counters: TierCounters::default(),
             gets: VecDeque::new(),
@@ -264,9 +267,10 @@ impl Tier {
         self.used_bytes().saturating_sub(self.freeing.iter().sum())
     }
 
-    /// A put was refused for lack of space, and is no longer counted: what is there now is what fits.
-    pub(super) fn lower_limit(&mut self, refused_bytes: u64) {
-        self.limit = self.limit.min(self.used_bytes());
+    /// A put was refused for lack of space, and is no longer counted: what fits is what is there now, and what was
+    /// deleted since the put was submitted, since that may have been there when it was refused.
+    pub(super) fn lower_limit(&mut self, refused_bytes: u64, freed_since: u64) {
+        self.limit = self.limit.min(self.used_bytes().saturating_add(freed_since));
         self.limit_step = (self.settings.capacity / RAISE_SHARE).max(refused_bytes).max(1);
     }
 

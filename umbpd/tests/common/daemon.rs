@@ -25,6 +25,8 @@ pub(crate) struct Daemon {
     pub(crate) socket: PathBuf,
     /// The line that it said when it served.
     pub(crate) greeting: String,
+    /// What it had said before.
+    pub(crate) said: String,
     lines: Receiver<String>,
     _folder: Arc<tempfile::TempDir>,
 }
@@ -112,7 +114,7 @@ impl Place {
         loop {
             match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(line) if line.starts_with("umbpd serves on") => {
-                    return Ok(Daemon { child, socket: self.socket(), greeting: line, lines, _folder });
+                    return Ok(Daemon { child, socket: self.socket(), greeting: line, said: text, lines, _folder });
                 }
                 Ok(line) => {
                     text.push_str(&line);
@@ -156,7 +158,7 @@ impl Daemon {
 
     /// Waits for its end; answers the exit status and what it had said.
     pub(crate) fn wait(mut self) -> Refused {
-        let (end, mut text) = (Instant::now() + DEADLINE, String::new());
+        let (end, mut text) = (Instant::now() + DEADLINE, std::mem::take(&mut self.said));
         while let Ok(line) = self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
             text.push_str(&line);
             text.push('\n');

@@ -110,6 +110,9 @@ fn a3_a5_a_flipped_bit_on_disk_is_a_miss_of_that_block_alone_and_is_counted() {
     deep.engine.store_all(&bad);
     assert!(deep.engine.load(&batch).iter().all(|outcome| is_loaded(*outcome)));
     assert_eq!(errors(&deep.daemon.status()), errors(&after), "no further errors");
+    let ended = deep.daemon.stop();
+    let told: Vec<&str> = ended.text.lines().filter(|line| line.contains("corrupt")).collect();
+    assert!(matches!(told[..], [line] if line.contains("WARN") && line.contains("tier nvme")), "{told:#?}");
 }
 
 /// The data file is cut to nothing, to one byte, and to one byte less than a block needs, while the daemon runs.

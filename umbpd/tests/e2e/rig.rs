@@ -1,6 +1,7 @@
 //! An engine (the real client, with memory for its blocks) and deployments with a second tier.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,6 +27,8 @@ pub(crate) struct Engine {
     pub(crate) memory: Box<[u8]>,
     region: RegionId,
     block_bytes: u64,
+    /// Blocks of a chain: a block's parent is the one of the number before, but for the first of each chain.
+    pub(crate) chain_blocks: u64,
 }
 
 pub(crate) fn key(number: u64) -> LocalKey {
@@ -49,7 +52,7 @@ impl Engine {
         assert!(client.wait_attached(DEADLINE), "it attaches once the daemon serves");
         // SAFETY: the memory is freed after the client, and touched only while no job names it.
         let region = unsafe { client.register(memory.as_mut_ptr(), memory.len() as u64) }.expect("registered");
-        Self { client, memory, region, block_bytes }
+        Self { client, memory, region, block_bytes, chain_blocks: 1 }
     }
 
     fn slots(&self) -> usize {
@@ -91,8 +94,8 @@ impl Engine {
         }
         let block = |(slot, number): (usize, &u64)| StoreBlock {
             key: key(*number),
-            parent: None,
-            depth: 0,
+            parent: (!number.is_multiple_of(self.chain_blocks)).then(|| key(number - 1)),
+            depth: (number % self.chain_blocks) as u32,
             runs: self.runs(slot),
         };
         let blocks: Vec<_> = numbers.iter().enumerate().map(block).collect();
@@ -195,6 +198,20 @@ pub(crate) fn copied(status: &Value, blocks: u64) -> bool {
 
 pub(crate) fn recovered(status: &Value) -> bool {
     status["tiers"][1]["recovery"].as_str().is_some_and(|text| text.starts_with("done"))
+}
+
+/// Nothing is queued for the second tier, and nothing in flight.
+pub(crate) fn is_settled(status: &Value) -> bool {
+    let nvme = &status["tiers"][1];
+    nvme["in_flight"] == 0 && nvme["queued_blocks"] == 0
+}
+
+/// Bytes that a folder's files take on disk.
+pub(crate) fn disk_use(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).expect("the folder");
+    // A file that is just being replaced may be gone by now.
+    let metadata = entries.filter_map(|entry| entry.expect("an entry").metadata().ok());
+    metadata.map(|metadata| metadata.blocks() * 512).sum()
 }
 
 /// No lease, no hold, nothing quarantined.

@@ -181,6 +181,13 @@ fn a_full_file_system_is_no_space_wherever_it_shows() {
     assert_eq!(tier.delete(&block), Status::NO_SPACE);
     assert_eq!(tier.get(&block), Ok(()), "a delete that fails leaves the block");
     assert_eq!(tier.nvme.stats().blocks, 1);
+    // K3: with something to give back to the file system, a second try follows.
+    let other = tier.put(2, 100_000).unwrap();
+    assert_eq!(tier.delete(&other), Status::OK);
+    *faults.append.lock().unwrap() = (libc::ENOSPC, 1);
+    assert_eq!((tier.delete(&block), tier.nvme.stats().blocks), (Status::OK, 0));
+    let block = tier.put(1, 100_000).unwrap();
+    assert_eq!(tier.get(&block), Ok(()));
     // Nothing of the refused ones leaked: all of the tier can still be filled.
     let mut stored = 1;
     while tier.put(1 + stored, 1_000_000).is_ok() {

@@ -128,6 +128,30 @@ fn a_tier_that_had_no_space_at_all_takes_blocks_again_once_it_has() {
 }
 
 #[test]
+fn a_refusal_that_comes_after_deletes_does_not_take_their_room_from_what_fits() {
+    // K3: a clear frees all of a full tier while a put is under way that it had no room for.
+    let mut rig = Rig::blocks(&[64, 64]);
+    let session = rig.session();
+    for n in 1..=8 {
+        rig.store(session, &[n]);
+        rig.settle_stores();
+    }
+    rig.store(session, &[20]);
+    let now = rig.time();
+    rig.engine.clear(session, None, 0, now);
+    rig.drain();
+    rig.settle_deletes();
+    rig.finish(code::PUT, Status::NO_SPACE);
+    assert_eq!(rig.status("/tiers/1/limit_bytes"), 8 * BLOCK);
+    // The one under way is in use and stays; its second try succeeds.
+    for n in 31..=37 {
+        rig.store(session, &[n]);
+        rig.settle_stores();
+    }
+    assert_eq!((rig.status("/tiers/1/resident_blocks"), rig.status("/tiers/1/evicted")), (8.into(), 0.into()));
+}
+
+#[test]
 fn a_second_try_does_not_take_room_that_others_have_got() {
     let mut wide = settings(&[32, 6]);
     wide.tiers[1].slots = 32;
