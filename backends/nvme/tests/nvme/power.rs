@@ -88,6 +88,14 @@ fn sectors(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     std::iter::once((offset, head)).chain(tail.map(move |(part, at)| (offset + first + at * SECTOR_BYTES, part)))
 }
 
+/// What was never written stays a hole, as on a disk.
+fn write_sparse(path: &Path, image: &[u8]) -> io::Result<()> {
+    let file = File::create(path)?;
+    file.set_len(image.len() as u64)?;
+    let units = image.chunks(4096).zip((0..).step_by(4096)).filter(|(unit, _)| unit.iter().any(|byte| *byte != 0));
+    units.into_iter().try_for_each(|(unit, offset)| file.write_all_at(unit, offset))
+}
+
 fn write(image: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
     let end = offset as usize + bytes.len();
     image.resize(image.len().max(end), 0);
@@ -124,7 +132,7 @@ impl Power {
             let copied = before.iter().all(|name| {
                 let Ok(found) = std::fs::metadata(path.join(name)) else { return false };
                 match state.files.get(&found.ino()) {
-                    Some(tracked) => std::fs::write(place.path().join(name), tracked.cut(dice_state)).is_ok(),
+                    Some(tracked) => write_sparse(&place.path().join(name), &tracked.cut(dice_state)).is_ok(),
                     None => std::fs::copy(path.join(name), place.path().join(name)).is_ok(),
                 }
             });
