@@ -300,8 +300,13 @@ impl Driver {
 
     fn free_piece(&mut self, slot: usize) {
         self.pieces[slot].piece = None;
-        self.pieces[slot].generation = self.pieces[slot].generation.wrapping_add(1) & 0x7fff_ffff;
+        self.renew(slot);
         self.free_pieces.push(slot);
+    }
+
+    /// From now on, tokens of the slot that were given before name nothing.
+    fn renew(&mut self, slot: usize) {
+        self.pieces[slot].generation = self.pieces[slot].generation.wrapping_add(1) & 0x7fff_ffff;
     }
 
     fn complete_piece(&mut self, done: Done) {
@@ -318,6 +323,8 @@ impl Driver {
             Verdict::Again if active.failure.is_none() => {
                 self.store.host.count("short_transfers", 1);
                 self.pieces[slot].piece = Some(piece);
+                // A doubled completion of the part that is done must not pass for the rest's.
+                self.renew(slot);
                 self.send(slot, piece, direction);
                 return;
             }
