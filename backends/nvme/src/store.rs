@@ -187,7 +187,8 @@ impl Opening {
         let step = step(self.capacity);
         let length = trim(&data, self.capacity, step).map_err(|e| failed("measure the data file", e))?;
         let listing = folder.list().map_err(|e| failed("list the folder", e))?;
-        let (journal, tail) = Journal::open(&folder, &listing, &*self.medium).map_err(|e| failed("open the journal", e))?;
+        let (journal, tail) =
+            Journal::open(&folder, &listing, &*self.medium).map_err(|e| failed("open the journal", e))?;
         let recovery = Recovery::new(self.index as u8, journal.files(), tail, length);
         let floor = (self.capacity / 128).clamp(JOURNAL_FLOOR_MIN_BYTES, JOURNAL_FLOOR_MAX_BYTES);
         let mut space = Space::new(self.capacity, length.div_ceil(UNIT_BYTES), floor);

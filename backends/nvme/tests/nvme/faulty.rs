@@ -98,7 +98,14 @@ impl Faulty {
     }
 
     fn wrap(&self, inner: Box<dyn Port>) -> Box<dyn Port> {
-        Box::new(FaultyPort { inner, faults: self.0.clone(), held: Vec::new(), failed: Vec::new(), kept: Vec::new(), hung: Vec::new() })
+        Box::new(FaultyPort {
+            inner,
+            faults: self.0.clone(),
+            held: Vec::new(),
+            failed: Vec::new(),
+            kept: Vec::new(),
+            hung: Vec::new(),
+        })
     }
 }
 

@@ -29,14 +29,14 @@ fn hung(tier: &Tier, faults: &Faults, operation: Operation) -> Operation {
     faults.seen.lock().unwrap().clear();
     faults.hang.store(1, SeqCst);
     // Long enough for its piece to be sent before anybody looks at it.
-    let now = rustix_now_ns();
+    let now = now_ns();
     let operation = Operation { deadline_ns: now + 300_000_000, ..operation };
     assert_eq!(tier.submit(operation), Submitted::ACCEPTED);
     faults.await_seen(1);
     operation
 }
 
-fn rustix_now_ns() -> u64 {
+fn now_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the struct is ours.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) }, 0);
@@ -230,4 +230,24 @@ fn loads_go_before_stores_which_do_not_starve_and_the_depth_is_kept() {
     expected.extend([Direction::Store; 3]);
     assert_eq!(*faults.seen.lock().unwrap(), expected);
     assert_eq!(faults.out.1.load(SeqCst), DEPTH, "so many pieces are out at most");
+}
+
+#[test]
+fn a_doubled_completion_of_a_part_never_passes_for_the_rest() {
+    // E8: the rest of a short piece has a token of its own, in both directions and by every way.
+    for more in ["", "io = \"threads\"", "direct = \"off\""] {
+        let place = folder();
+        let (tier, faults) = open(place.path(), more);
+        faults.repeat.store(true, SeqCst);
+        // Half of the block, so that the first part's result would end the second.
+        faults.shorten.store(8192, SeqCst);
+        for number in 0..10 {
+            let block = tier.put(number, 16_384).unwrap();
+            assert_eq!(tier.get(&block), Ok(()), "{more}");
+        }
+        assert_eq!(tier.told.counted("short_transfers"), 20, "{more}");
+        // The last one's double comes after its block.
+        tier.told.await_counted("stray_completions", 40);
+        assert_eq!(tier.told.counted("stray_completions"), 40, "{more}");
+    }
 }

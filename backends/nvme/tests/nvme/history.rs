@@ -20,12 +20,26 @@ const STEPS_MAX: usize = 60;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Put { length: u64, fault: Fault },
-    Get { at: usize, fault: Fault },
-    Delete { at: usize, fault: Fault },
+    Put {
+        length: u64,
+        fault: Fault,
+    },
+    Get {
+        at: usize,
+        fault: Fault,
+    },
+    Delete {
+        at: usize,
+        fault: Fault,
+    },
     /// One bit of a block on the disk.
-    Flip { at: usize, byte: u64 },
-    Flush { fails: bool },
+    Flip {
+        at: usize,
+        byte: u64,
+    },
+    Flush {
+        fails: bool,
+    },
     Kill,
     Stop,
     /// Completions in another order, or each twice.

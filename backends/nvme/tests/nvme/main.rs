@@ -12,4 +12,5 @@ mod power;
 mod power_cut;
 mod recovery;
 mod seam;
+mod shapes;
 mod torn;

@@ -62,7 +62,7 @@ impl Tracked {
         let mut image = self.durable.clone();
         // All kept, all lost, or each by itself, sector by sector.
         let mood = dice(state) % 4;
-        let mut keep = |state: &mut u64| mood == 0 || (mood > 1 && dice(state) % 2 == 0);
+        let keep = |state: &mut u64| mood == 0 || (mood > 1 && dice(state).is_multiple_of(2));
         let mut parts: Vec<(u64, &[u8])> = Vec::new();
         for change in &self.changes {
             match &change.what {

@@ -55,7 +55,10 @@ impl Model {
         self.next += 1;
         loop {
             match tier.put(number, length) {
-                Ok(block) => break drop(self.living.insert(number, block)),
+                Ok(block) => {
+                    self.living.insert(number, block);
+                    return;
+                }
                 Err(status) => assert_eq!(status, Status::NO_SPACE),
             }
             let victim = self.pick(state).expect("room, once it is empty");
@@ -123,7 +126,7 @@ fn open(path: &Path, seed: u64) -> (Tier, Power) {
 /// Some stores and deletions that nobody waits for, so that the cut finds them under way.
 fn leave_under_way(model: &mut Model, tier: &Tier, state: &mut u64) {
     for at in 0..dice(state) % 6 {
-        if let Some(block) = model.pick(state).filter(|_| dice(state) % 3 == 0) {
+        if let Some(block) = model.pick(state).filter(|_| dice(state).is_multiple_of(3)) {
             let delete = tier.operation(code::DELETE, block.number, block.length);
             tier.submit(Operation { location: block.location, ..delete });
             model.living.remove(&block.number);
@@ -138,7 +141,8 @@ fn leave_under_way(model: &mut Model, tier: &Tier, state: &mut u64) {
 }
 
 fn history(seed: u64) -> u64 {
-    let (mut state, mut model, mut place) = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, Model::default(), quick_folder());
+    let (mut state, mut model, mut place) =
+        (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, Model::default(), quick_folder());
     let mut snapshots = 0;
     for life in 0..LIVES {
         let (tier, power) = open(place.path(), seed);
