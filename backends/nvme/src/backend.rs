@@ -262,7 +262,7 @@ impl Backend for Nvme {
         if cursor == 0 {
             self.stores.iter().for_each(|store| locked(&store.namespaces).seal());
         }
-        let ended = locked(&store.recovery).next(limit.max(1), &**store, blocks).map_err(|error| {
+        let ended = locked(&store.recovery).next(limit.max(1), &*store.medium, &**store, blocks).map_err(|error| {
             self.host
                 .log(Level::Error, &format!("path {}: cannot read a record: {error}", store.folder.path().display()));
             Status::IO

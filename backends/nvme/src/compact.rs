@@ -69,9 +69,10 @@ fn write_snapshot(store: &Store, synced: &mut Instant, sync_window: Duration) ->
     let (covered, number) = {
         let mut journal = locked(&store.journal);
         journal.rotate(&store.folder, &*store.medium)?;
+        // Under the lock, so that no record is said to be durable in a file whose name is not.
+        store.folder.sync()?;
         (journal.covered(), journal.number())
     };
-    store.folder.sync()?;
     let (name, salt) = (snapshot_name(number), Salt::snapshot(store.folder.uuid(), number));
     let temporary = format!("{name}.tmp");
     let mut snapshot = RecordFile { records: 0, ..RecordFile::open(&store.folder, &temporary, salt)? };
@@ -80,7 +81,7 @@ fn write_snapshot(store: &Store, synced: &mut Instant, sync_window: Duration) ->
         snapshot.file.set_len(0)?;
         for file in &covered {
             for first in (0..file.records).step_by(RECORDS_PER_READ as usize) {
-                let found = file.read(first, RECORDS_PER_READ.min(file.records - first))?;
+                let found = file.read(&*store.medium, first, RECORDS_PER_READ.min(file.records - first))?;
                 append_living(store, &mut snapshot, found)?;
                 if synced.elapsed() >= sync_window {
                     let _ = store.sync();
@@ -88,7 +89,7 @@ fn write_snapshot(store: &Store, synced: &mut Instant, sync_window: Duration) ->
                 }
             }
         }
-        snapshot.file.sync_all()?;
+        store.medium.sync(&snapshot.file)?;
         store.folder.adopt(&temporary, &name)
     };
     if let Err(error) = copy() {

@@ -1,6 +1,6 @@
 //! The driver thread of one path: splits transfers into pieces and keeps a bounded number of them in flight.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,16 +12,25 @@ use crate::piece::{Active, Piece, Verdict, judge, next_piece, start};
 use crate::port::{Direction, Done, Port, Request};
 use crate::regions::Registrations;
 use crate::store::{Command, Store, monotonic_ns};
-use crate::transfer::Transfer;
+use crate::transfer::{Bounce, Reserved, Transfer};
 use crate::verify::Loaded;
 
 /// Among so many load pieces one store piece goes, so that loads, which go first, do not starve stores for ever.
 const LOADS_PER_STORE: u32 = 16;
-/// How often queued transfers are looked over for passed deadlines.
+/// How often transfers are looked over for passed deadlines.
 const EXPIRY_TICK: Duration = Duration::from_millis(20);
+
 struct PieceSlot {
     generation: u32,
     piece: Option<Piece>,
+}
+
+/// What is left of a transfer that has ended before its last piece: its own memory, and the units of a store. Both stay
+/// taken until the kernel has let go.
+struct Remains {
+    outstanding: u32,
+    bounce: Bounce,
+    reserved: Option<Reserved>,
 }
 
 /// State of the thread. It outlives a panic of [`Self::run`], so that memory is let go only when the kernel has.
@@ -31,6 +40,8 @@ pub(crate) struct Driver {
     registrations: Registrations,
     actives: Vec<Option<Active>>,
     free_actives: Vec<usize>,
+    /// By the index that the active had.
+    remains: HashMap<usize, Remains>,
     /// Indices of actives that have bytes left to issue.
     loads: VecDeque<usize>,
     stores: VecDeque<usize>,
@@ -52,6 +63,7 @@ impl Driver {
             port,
             actives: Vec::new(),
             free_actives: Vec::new(),
+            remains: HashMap::new(),
             loads: VecDeque::new(),
             stores: VecDeque::new(),
             pieces: (0..depth).map(|_| PieceSlot { generation: 0, piece: None }).collect(),
@@ -75,7 +87,7 @@ impl Driver {
             if self.idle() && self.stop.is_some() && self.store.inbox.close_if_empty() {
                 return Ok(());
             }
-            let waiting = !self.loads.is_empty() || !self.stores.is_empty() || self.stop.is_some();
+            let waiting = !self.idle() || self.stop.is_some();
             self.port.wait(waiting.then_some(EXPIRY_TICK), &mut done)?;
             for piece in done.drain(..) {
                 self.complete_piece(piece);
@@ -100,6 +112,10 @@ impl Driver {
             }
         }
         let clean = self.free_pieces.len() == self.pieces.len();
+        for mut remains in self.remains.into_values().filter(|_| !clean) {
+            remains.bounce.leak();
+            remains.reserved.iter_mut().for_each(|reserved| reserved.kept = true);
+        }
         for mut active in self.actives.drain(..).flatten() {
             if !clean && let Some(bounce) = active.bounce.as_mut() {
                 bounce.leak();
@@ -124,7 +140,7 @@ impl Driver {
         match command {
             Command::Transfer(transfer) => self.enqueue(*transfer),
             Command::Cancel(ids) => {
-                self.end_queued(|transfer| ids.contains(&transfer.ticket.id()).then_some(Status::CANCELLED))
+                self.end_early(|transfer| ids.contains(&transfer.ticket.id()).then_some(Status::CANCELLED))
             }
             Command::Register { address, length, reply } => {
                 let _ = reply.send(self.registrations.add(&mut *self.port, address.0, length));
@@ -164,18 +180,47 @@ impl Driver {
         }
     }
 
-    /// Ends transfers of which no piece is out yet, where `verdict` has a status for them.
-    fn end_queued(&mut self, verdict: impl Fn(&Transfer) -> Option<Status>) {
-        let queued: Vec<usize> = self.loads.iter().chain(&self.stores).copied().collect();
-        for index in queued {
-            let Some(active) = self.actives[index].as_mut() else { continue };
+    /// Ends transfers for which `verdict` has a status: at once, unless the kernel is at work in the host's memory. Then
+    /// the port is asked to cancel, and the transfer ends with its last piece.
+    fn end_early(&mut self, verdict: impl Fn(&Transfer) -> Option<Status>) {
+        for index in 0..self.actives.len() {
+            let Some(active) = self.actives[index].as_mut().filter(|active| active.failure.is_none()) else { continue };
             let Some(status) = verdict(&active.transfer) else { continue };
-            active.failure = active.failure.or(Some((status, 0)));
-            if active.outstanding == 0 {
-                self.loads.retain(|&other| other != index);
-                self.stores.retain(|&other| other != index);
+            active.failure = Some((status, 0));
+            let outstanding = active.outstanding;
+            self.loads.retain(|&other| other != index);
+            self.stores.retain(|&other| other != index);
+            if outstanding == 0 {
                 self.finish(index);
+                continue;
             }
+            for (slot, out) in self.pieces.iter().enumerate() {
+                if out.piece.is_some_and(|piece| piece.active == index) {
+                    self.port.cancel(token(slot, out.generation));
+                }
+            }
+            self.leave_behind(index);
+        }
+    }
+
+    /// Ends a transfer whose pieces are out, if they move memory of its own.
+    fn leave_behind(&mut self, index: usize) {
+        let Some(active) = self.actives[index].take_if(|active| active.bounce.is_some()) else { return };
+        let Active { mut transfer, failure, bounce, outstanding, .. } = active;
+        let reserved = transfer.reserved.take();
+        self.remains.extend(bounce.map(|bounce| (index, Remains { outstanding, bounce, reserved })));
+        let (status, errno) = failure.unwrap_or((Status::FAILED, 0));
+        self.store.fail(transfer, status, errno);
+    }
+
+    /// A piece of a transfer that has ended already.
+    fn complete_late(&mut self, index: usize) {
+        self.store.host.count("late_completions", 1);
+        let Some(remains) = self.remains.get_mut(&index) else { return };
+        remains.outstanding -= 1;
+        if remains.outstanding == 0 {
+            self.remains.remove(&index);
+            self.free_actives.push(index);
         }
     }
 
@@ -187,7 +232,7 @@ impl Driver {
         self.expired_at = now;
         let stopped = self.stop.is_some_and(|deadline| now >= deadline);
         let time = monotonic_ns();
-        self.end_queued(|transfer| match transfer.operation.deadline_ns {
+        self.end_early(|transfer| match transfer.operation.deadline_ns {
             _ if stopped => Some(Status::CANCELLED),
             deadline if deadline != 0 && time >= deadline => Some(Status::TIMED_OUT),
             _ => None,
@@ -233,7 +278,7 @@ impl Driver {
 
     fn send(&mut self, slot: usize, piece: Piece, direction: Direction) {
         let request = Request {
-            token: u64::from(self.pieces[slot].generation) << 32 | slot as u64,
+            token: token(slot, self.pieces[slot].generation),
             direction,
             file: self.store.data.as_raw_fd(),
             address: piece.address,
@@ -255,8 +300,13 @@ impl Driver {
 
     fn free_piece(&mut self, slot: usize) {
         self.pieces[slot].piece = None;
-        self.pieces[slot].generation = self.pieces[slot].generation.wrapping_add(1) & 0x7fff_ffff;
+        self.renew(slot);
         self.free_pieces.push(slot);
+    }
+
+    /// From now on, tokens of the slot that were given before name nothing.
+    fn renew(&mut self, slot: usize) {
+        self.pieces[slot].generation = self.pieces[slot].generation.wrapping_add(1) & 0x7fff_ffff;
     }
 
     fn complete_piece(&mut self, done: Done) {
@@ -264,16 +314,21 @@ impl Driver {
             self.store.host.count("stray_completions", 1);
             return;
         };
-        let Some(active) = self.actives[piece.active].as_mut() else { return };
+        let Some(active) = self.actives[piece.active].as_mut() else {
+            self.free_piece(slot);
+            return self.complete_late(piece.active);
+        };
         let direction = active.transfer.direction;
         match judge(active, &mut piece, done.result, self.direct) {
-            Verdict::Again => {
+            Verdict::Again if active.failure.is_none() => {
                 self.store.host.count("short_transfers", 1);
                 self.pieces[slot].piece = Some(piece);
+                // A doubled completion of the part that is done must not pass for the rest's.
+                self.renew(slot);
                 self.send(slot, piece, direction);
                 return;
             }
-            Verdict::Done => {}
+            Verdict::Again | Verdict::Done => {}
             Verdict::Failed(status, errno) => active.failure = active.failure.or(Some((status, errno))),
         }
         active.outstanding -= 1;
@@ -299,4 +354,9 @@ impl Driver {
             Direction::Store => self.store.keeper.put(transfer),
         }
     }
+}
+
+/// What a piece is known by: a slot, and how often it was taken.
+fn token(slot: usize, generation: u32) -> u64 {
+    u64::from(generation) << 32 | slot as u64
 }

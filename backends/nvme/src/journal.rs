@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,25 +31,34 @@ impl RecordFile {
     }
 
     /// The valid records among `first..first + count`, with their indices; count is at most [`RECORDS_PER_READ`].
-    pub(crate) fn read(&self, first: u64, count: u64) -> io::Result<Vec<Option<Record>>> {
+    pub(crate) fn read(&self, medium: &dyn Medium, first: u64, count: u64) -> io::Result<Vec<Option<Record>>> {
         let mut bytes = vec![0; count as usize * RECORD_BYTES];
-        self.file.read_exact_at(&mut bytes, first * RECORD_BYTES as u64)?;
+        medium.read(&self.file, &mut bytes, first * RECORD_BYTES as u64)?;
         Ok(bytes.chunks_exact(RECORD_BYTES).map(|chunk| decode_record(chunk, &self.salt).ok()).collect())
     }
 
-    /// Index and content of the last valid record.
-    fn last_valid(&self) -> io::Result<Option<(u64, Record)>> {
+    /// The last batch that has a valid record, up to that record: the index of its first record, and all of it.
+    fn last_valid(&self, medium: &dyn Medium) -> io::Result<(u64, Vec<Option<Record>>)> {
         let mut end = self.records;
         while end > 0 {
             let first = end.saturating_sub(RECORDS_PER_READ);
-            let found = self.read(first, end - first)?;
-            if let Some((index, record)) = found.iter().enumerate().rev().find_map(|(i, r)| r.map(|r| (i, r))) {
-                return Ok(Some((first + index as u64, record)));
+            let mut found = self.read(medium, first, end - first)?;
+            if let Some(index) = found.iter().rposition(Option::is_some) {
+                found.truncate(index + 1);
+                return Ok((first, found));
             }
             end = first;
         }
-        Ok(None)
+        Ok((0, Vec::new()))
     }
+}
+
+/// The end of the newest journal as opening it has read it, so that recovery need not read it again.
+pub(crate) struct Tail {
+    /// Records of the journal before these.
+    pub(crate) before: u64,
+    /// Oldest first.
+    pub(crate) records: Vec<Option<Record>>,
 }
 
 /// The open journal, and what precedes it.
@@ -69,7 +77,7 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Opens the newest journal, cuts its torn tail, and goes on there; begins the first one in a new store.
-    pub(crate) fn open(folder: &Folder, listing: &Listing, medium: &dyn Medium) -> io::Result<Self> {
+    pub(crate) fn open(folder: &Folder, listing: &Listing, medium: &dyn Medium) -> io::Result<(Self, Tail)> {
         let open = |number: u64| RecordFile::open(folder, &journal_name(number), Salt::journal(folder.uuid(), number));
         let snapshot = match listing.snapshot {
             Some(n) => Some(RecordFile::open(folder, &snapshot_name(n), Salt::snapshot(folder.uuid(), n))?),
@@ -78,15 +86,16 @@ impl Journal {
         let number = listing.journals.last().copied().unwrap_or(listing.snapshot.unwrap_or(1));
         let closed = listing.journals.iter().rev().skip(1).rev().map(|&n| open(n)).collect::<io::Result<Vec<_>>>()?;
         let mut current = open(number)?;
-        let last = current.last_valid()?;
-        current.records = last.map_or(0, |(index, _)| index + 1);
+        let (before, records) = current.last_valid(medium)?;
+        let tail = Tail { before, records };
+        current.records = before + tail.records.len() as u64;
         current.file.set_len(current.records * RECORD_BYTES as u64)?;
-        let mut newest = last.map(|(_, record)| record);
+        let mut newest = tail.records.last().copied().flatten();
         for file in closed.iter().rev().chain(&snapshot) {
             if newest.is_some() {
                 break;
             }
-            newest = file.last_valid()?.map(|(_, record)| record);
+            newest = file.last_valid(medium)?.1.last().copied().flatten();
         }
         let next_sequence = newest.map_or(1, |record| record.sequence.saturating_add(1));
         let bytes = Arc::new(AtomicU64::new(0));
@@ -95,7 +104,7 @@ impl Journal {
             journal.append(medium, &mut [Record::start()])?;
         }
         journal.count_bytes();
-        Ok(journal)
+        Ok((journal, tail))
     }
 
     /// Appends records in order, giving each its sequence, and a put its generation. All or none: after an error the

@@ -86,6 +86,12 @@ pub trait Port {
     /// The request's memory stays valid until the piece is done; for a load nobody else touches it.
     unsafe fn push(&mut self, request: Request);
 
+    /// Asks for an early end of a piece in flight, and never waits. The piece is still reported exactly once, as done or
+    /// with `-ECANCELED`; until then its memory stays in use. Doing nothing is allowed.
+    fn cancel(&mut self, token: u64) {
+        let _ = token;
+    }
+
     /// Waits until a piece is done, `timeout` has passed, or the waker was called; appends what is done. An error means
     /// that the port works no longer.
     fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Done>) -> io::Result<()>;
@@ -109,6 +115,11 @@ pub trait Medium: Send + Sync + 'static {
     /// Writes all of `bytes` to a metadata file.
     fn append(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         file.write_all_at(bytes, offset)
+    }
+
+    /// Fills all of `bytes` from a metadata file.
+    fn read(&self, file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        file.read_exact_at(bytes, offset)
     }
 
     /// Makes a file's content durable.

@@ -55,6 +55,13 @@ impl<T> Queue<T> {
         all
     }
 
+    /// Takes one entry out of its turn.
+    pub(crate) fn remove(&self, is_meant: impl Fn(&T) -> bool) -> Option<T> {
+        let mut state = locked(&self.state);
+        let at = state.0.iter().position(is_meant)?;
+        state.0.remove(at)
+    }
+
     /// What is in it stays to be popped; nothing is taken any more.
     pub(crate) fn close(&self) {
         locked(&self.state).1 = true;

@@ -9,7 +9,8 @@ use std::io;
 use umbp_plugin_api::types::RecoveredBlock;
 
 use crate::format::{Kind, Record, UNIT_BYTES, units_of};
-use crate::journal::{RECORDS_PER_READ, RecordFile};
+use crate::journal::{RECORDS_PER_READ, RecordFile, Tail};
+use crate::port::Medium;
 use crate::space::{Live, location};
 
 /// Records looked at in one call at most, so that a call stays short when most of them are dead.
@@ -43,14 +44,17 @@ pub(crate) trait Claims {
 }
 
 impl Recovery {
-    /// Of `files`, newest first, with a data file of `data_bytes`.
-    pub(crate) fn new(path: u8, files: Vec<RecordFile>, data_bytes: u64) -> Self {
+    /// Of `files`, newest first, with a data file of `data_bytes`; the end of the newest was read as `tail`.
+    pub(crate) fn new(path: u8, mut files: Vec<RecordFile>, tail: Tail, data_bytes: u64) -> Self {
+        if let Some(newest) = files.first_mut() {
+            newest.records = tail.before;
+        }
         let units = units_of(data_bytes);
         let covered = vec![0; units.div_ceil(64) as usize];
         Self {
             path,
             files,
-            batch: Vec::new(),
+            batch: tail.records,
             covered,
             units,
             data_bytes,
@@ -64,6 +68,7 @@ impl Recovery {
     pub(crate) fn next(
         &mut self,
         limit: usize,
+        medium: &dyn Medium,
         claims: &dyn Claims,
         blocks: &mut Vec<RecoveredBlock>,
     ) -> io::Result<bool> {
@@ -72,7 +77,7 @@ impl Recovery {
             if pushed >= limit {
                 return Ok(false);
             }
-            if self.batch.is_empty() && !self.refill()? {
+            if self.batch.is_empty() && !self.refill(medium)? {
                 return Ok(true);
             }
             match self.batch.pop() {
@@ -84,14 +89,14 @@ impl Recovery {
         Ok(false)
     }
 
-    fn refill(&mut self) -> io::Result<bool> {
+    fn refill(&mut self, medium: &dyn Medium) -> io::Result<bool> {
         while let Some(file) = self.files.first_mut() {
             if file.records == 0 {
                 self.files.remove(0);
                 continue;
             }
             let first = file.records.saturating_sub(RECORDS_PER_READ);
-            self.batch = file.read(first, file.records - first)?;
+            self.batch = file.read(medium, first, file.records - first)?;
             file.records = first;
             return Ok(true);
         }

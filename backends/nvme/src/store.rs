@@ -112,7 +112,7 @@ pub(crate) struct Chores {
     pub(crate) stop: bool,
 }
 
-/// One path. Lock order: `recovery`, `namespaces`, `journal`, `space`; `chores` alone.
+/// One path. Lock order: `syncing`, `recovery`, `namespaces`, `journal`, `space`; `chores` alone.
 pub(crate) struct Store {
     pub(crate) index: u8,
     pub(crate) host: Host,
@@ -133,6 +133,8 @@ pub(crate) struct Store {
     metadata_bytes: Arc<AtomicU64>,
     data_length: AtomicU64,
     dirty: AtomicBool,
+    /// One sync at a time, so that a flush never returns while another thread is still at what it asks for.
+    syncing: Mutex<()>,
 }
 
 /// What a path is opened with.
@@ -187,8 +189,9 @@ impl Opening {
         let step = step(self.capacity);
         let length = trim(&data, self.capacity, step).map_err(|e| failed("measure the data file", e))?;
         let listing = folder.list().map_err(|e| failed("list the folder", e))?;
-        let journal = Journal::open(&folder, &listing, &*self.medium).map_err(|e| failed("open the journal", e))?;
-        let recovery = Recovery::new(self.index as u8, journal.files(), length);
+        let (journal, tail) =
+            Journal::open(&folder, &listing, &*self.medium).map_err(|e| failed("open the journal", e))?;
+        let recovery = Recovery::new(self.index as u8, journal.files(), tail, length);
         let floor = (self.capacity / 128).clamp(JOURNAL_FLOOR_MIN_BYTES, JOURNAL_FLOOR_MAX_BYTES);
         let mut space = Space::new(self.capacity, length.div_ceil(UNIT_BYTES), floor);
         if length == 0 {
@@ -214,6 +217,7 @@ impl Opening {
             compaction_failed: AtomicBool::new(false),
             data_length: AtomicU64::new(length),
             dirty: AtomicBool::new(false),
+            syncing: Mutex::new(()),
         })
     }
 }
@@ -310,6 +314,7 @@ impl Store {
 
     /// Makes what was completed durable: data first, so that a durable record seldom lacks its data.
     pub(crate) fn sync(&self) -> io::Result<()> {
+        let _one = locked(&self.syncing);
         if !self.dirty.swap(false, Ordering::AcqRel) {
             return Ok(());
         }

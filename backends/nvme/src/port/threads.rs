@@ -81,6 +81,13 @@ impl Port for Threads {
         }
     }
 
+    fn cancel(&mut self, token: u64) {
+        // What a thread has begun cannot be called back.
+        if self.orders.remove(|request| request.token == token).is_some() {
+            locked(&self.results.state).0.push_back(Done { token, result: -libc::ECANCELED });
+        }
+    }
+
     fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Done>) -> io::Result<()> {
         let mut state = locked(&self.results.state);
         if state.0.is_empty() && !state.1 {

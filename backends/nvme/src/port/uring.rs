@@ -13,6 +13,8 @@ use super::{BUFFERS_MAX, Direction, Done, Port, Request, Wake};
 
 /// Token of the wake-up poll; pieces never have it.
 const WAKE_TOKEN: u64 = u64::MAX;
+/// Token of requests to cancel; pieces never have it.
+const CANCEL_TOKEN: u64 = u64::MAX - 1;
 const FIXED_FILE: Fixed = Fixed(0);
 
 pub(super) struct Ring {
@@ -129,6 +131,12 @@ impl Port for Ring {
         }
     }
 
+    fn cancel(&mut self, token: u64) {
+        let entry = opcode::AsyncCancel::new(token).build().user_data(CANCEL_TOKEN);
+        // Without room the piece ends in its own time.
+        let _ = self.push_entry(&entry);
+    }
+
     fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Done>) -> io::Result<()> {
         self.arm();
         let timeout = if self.refused.is_empty() { timeout } else { Some(Duration::from_millis(1)) };
@@ -149,7 +157,7 @@ impl Port for Ring {
             if entry.user_data() == WAKE_TOKEN {
                 self.armed = false;
                 let _ = rustix::io::read(&self.waker.0, &mut [0u8; 8]);
-            } else {
+            } else if entry.user_data() != CANCEL_TOKEN {
                 done.push(Done { token: entry.user_data(), result: entry.result() });
             }
         }

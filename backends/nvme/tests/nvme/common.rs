@@ -27,6 +27,7 @@ pub(crate) struct Told {
     pub(crate) completions: Mutex<HashMap<u64, Vec<Completion>>>,
     changed: Condvar,
     pub(crate) counts: Mutex<HashMap<String, u64>>,
+    counted: Condvar,
     pub(crate) log: Mutex<Vec<(Level, String)>>,
 }
 
@@ -37,6 +38,7 @@ impl HostServices for Told {
 
     fn count(&self, name: &str, delta: u64) {
         *self.counts.lock().unwrap().entry(name.to_owned()).or_default() += delta;
+        self.counted.notify_all();
     }
 
     fn complete(&self, completions: &[Completion]) {
@@ -51,6 +53,13 @@ impl HostServices for Told {
 impl Told {
     pub(crate) fn counted(&self, name: &str) -> u64 {
         self.counts.lock().unwrap().get(name).copied().unwrap_or_default()
+    }
+
+    /// Waits until a count has come so far.
+    pub(crate) fn await_counted(&self, name: &str, least: u64) {
+        let below = |counts: &mut HashMap<String, u64>| counts.get(name).is_none_or(|count| *count < least);
+        let (counts, late) = self.counted.wait_timeout_while(self.counts.lock().unwrap(), DEADLINE, below).unwrap();
+        assert!(!late.timed_out(), "{name} never comes to {least}: {counts:?}");
     }
 
     /// The completion of an operation; a second one is a fault.
@@ -126,6 +135,11 @@ pub(crate) struct Tier {
 pub(crate) fn folder() -> TempDir {
     // On the disk of the build, not on a tmpfs.
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// Memory instead of a disk, for tests that open a store hundreds of times.
+pub(crate) fn quick_folder() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| folder())
 }
 
 pub(crate) fn key(number: u64) -> [u8; 44] {
@@ -287,7 +301,7 @@ fn stored(block: &RecoveredBlock) -> (u64, Stored) {
 
 /// A copy of a folder of files as it is now: what a kill at this moment would leave.
 pub(crate) fn copy_of(path: &Path) -> TempDir {
-    let copy = folder();
+    let copy = if path.starts_with("/dev/shm") { quick_folder() } else { folder() };
     for entry in std::fs::read_dir(path).unwrap() {
         let entry = entry.unwrap();
         // A file that a snapshot has just replaced is gone.

@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use umbp_backend_nvme::port::{Direction, Disk, Done, Medium, Port, Request, Wake};
 
@@ -22,6 +22,24 @@ pub(crate) struct Faults {
     pub(crate) fail: Mutex<Option<(Direction, i32, u32)>>,
     /// Pieces wait until this is off.
     pub(crate) hold: AtomicBool,
+    /// So many of the coming pieces hang until `thaw`.
+    pub(crate) hang: AtomicU32,
+    /// Lets go of the pieces that hang, once.
+    pub(crate) thaw: AtomicBool,
+    /// Pieces that hang or are held go on so when they are cancelled.
+    pub(crate) deaf: AtomicBool,
+    /// The driver asked to cancel a piece.
+    pub(crate) asked: Condvar,
+    /// Tokens of pieces that the driver asked to cancel.
+    pub(crate) cancelled: Mutex<Vec<u64>>,
+    /// Completions are kept, and let go one at a time in the order of this number's dice; 0 for the order of the disk.
+    pub(crate) shuffle: AtomicU64,
+    /// Completions that nobody asked for, to be told with the next wait.
+    pub(crate) forged: Mutex<Vec<Done>>,
+    /// Tokens of all pieces in the order in which they came.
+    pub(crate) tokens: Mutex<Vec<u64>>,
+    /// Pieces out now, and the most that were.
+    pub(crate) out: (AtomicUsize, AtomicUsize),
     /// Each piece is reported twice.
     pub(crate) repeat: AtomicBool,
     /// The driver's wait panics.
@@ -32,6 +50,10 @@ pub(crate) struct Faults {
     pub(crate) sync: AtomicI32,
     /// Errno of growing the data file.
     pub(crate) extend: AtomicI32,
+    /// Errno of so many reads of metadata.
+    pub(crate) fail_read: Mutex<(i32, u32)>,
+    /// Offset and bytes of each read of metadata.
+    pub(crate) reads: Mutex<Vec<(u64, usize)>>,
     /// Directions of pieces in the order in which they came.
     pub(crate) seen: Mutex<Vec<Direction>>,
     /// A piece came.
@@ -57,6 +79,18 @@ impl Faults {
     }
 }
 
+impl Faults {
+    /// Waits until the driver has asked to cancel so many pieces.
+    pub(crate) fn await_cancelled(&self, pieces: usize) {
+        let mut cancelled = self.cancelled.lock().unwrap();
+        let end = Instant::now() + Duration::from_secs(30);
+        while cancelled.len() < pieces {
+            assert!(Instant::now() < end, "{pieces} pieces are never cancelled");
+            cancelled = self.asked.wait_timeout(cancelled, Duration::from_secs(1)).unwrap().0;
+        }
+    }
+}
+
 impl Faulty {
     pub(crate) fn new() -> (Arc<Self>, Arc<Faults>) {
         let faults = Arc::new(Faults::default());
@@ -64,7 +98,14 @@ impl Faulty {
     }
 
     fn wrap(&self, inner: Box<dyn Port>) -> Box<dyn Port> {
-        Box::new(FaultyPort { inner, faults: self.0.clone(), held: Vec::new(), failed: Vec::new() })
+        Box::new(FaultyPort {
+            inner,
+            faults: self.0.clone(),
+            held: Vec::new(),
+            failed: Vec::new(),
+            kept: Vec::new(),
+            hung: Vec::new(),
+        })
     }
 }
 
@@ -90,6 +131,16 @@ impl Medium for Faulty {
         Disk.append(file, bytes, offset)
     }
 
+    fn read(&self, file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        let mut plan = self.0.fail_read.lock().unwrap();
+        if plan.1 > 0 {
+            plan.1 -= 1;
+            return Err(io::Error::from_raw_os_error(plan.0));
+        }
+        self.0.reads.lock().unwrap().push((offset, bytes.len()));
+        Disk.read(file, bytes, offset)
+    }
+
     fn sync(&self, file: &File) -> io::Result<()> {
         errno(&self.0.sync)?;
         Disk.sync(file)
@@ -106,6 +157,33 @@ struct FaultyPort {
     faults: Arc<Faults>,
     held: Vec<Request>,
     failed: Vec<Done>,
+    kept: Vec<Done>,
+    hung: Vec<Request>,
+}
+
+/// The next number of a row that `state` begins; never 0.
+pub(crate) fn dice(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+impl FaultyPort {
+    /// Lets one of the kept completions go.
+    fn reorder(&mut self, done: &mut Vec<Done>, before: usize) {
+        let mut state = self.faults.shuffle.load(SeqCst);
+        if state != 0 {
+            self.kept.extend(done.drain(before..));
+        }
+        while !self.kept.is_empty() {
+            let at = if state == 0 { 0 } else { dice(&mut state) as usize % self.kept.len() };
+            done.push(self.kept.swap_remove(at));
+            if state != 0 {
+                return self.faults.shuffle.store(state, SeqCst);
+            }
+        }
+    }
 }
 
 impl Port for FaultyPort {
@@ -129,6 +207,9 @@ impl Port for FaultyPort {
 
     unsafe fn push(&mut self, mut request: Request) {
         self.faults.seen.lock().unwrap().push(request.direction);
+        self.faults.tokens.lock().unwrap().push(request.token);
+        let out = self.faults.out.0.fetch_add(1, SeqCst) + 1;
+        self.faults.out.1.fetch_max(out, SeqCst);
         self.faults.came.notify_all();
         if let Some((direction, errno, left)) = self.faults.fail.lock().unwrap().as_mut()
             && *left > 0
@@ -138,25 +219,52 @@ impl Port for FaultyPort {
             self.failed.push(Done { token: request.token, result: -*errno });
             return;
         }
+        if self.faults.hang.load(SeqCst) > 0 {
+            self.faults.hang.fetch_sub(1, SeqCst);
+            return self.hung.push(request);
+        }
         let most = self.faults.shorten.load(SeqCst);
         request.length = if most == 0 { request.length } else { request.length.min(most) };
         self.held.push(request);
     }
 
+    fn cancel(&mut self, token: u64) {
+        self.faults.cancelled.lock().unwrap().push(token);
+        self.faults.asked.notify_all();
+        if self.faults.deaf.load(SeqCst) {
+            return;
+        }
+        let before = self.held.len() + self.hung.len();
+        self.held.retain(|request| request.token != token);
+        self.hung.retain(|request| request.token != token);
+        if self.held.len() + self.hung.len() < before {
+            self.failed.push(Done { token, result: -libc::ECANCELED });
+        } else {
+            self.inner.cancel(token);
+        }
+    }
+
     fn wait(&mut self, timeout: Option<Duration>, done: &mut Vec<Done>) -> io::Result<()> {
         assert!(!self.faults.panic.load(SeqCst), "a panic, as planned");
+        if self.faults.thaw.swap(false, SeqCst) {
+            self.held.append(&mut self.hung);
+        }
         if !self.faults.hold.load(SeqCst) {
             for request in self.held.drain(..) {
                 // SAFETY: the caller's promise is passed on.
                 unsafe { self.inner.push(request) };
             }
         }
-        let ready = !self.failed.is_empty();
+        let forged = std::mem::take(&mut *self.faults.forged.lock().unwrap());
+        let ready = !self.failed.is_empty() || !forged.is_empty() || !self.kept.is_empty();
+        let before = done.len();
         done.append(&mut self.failed);
         let tick = Duration::from_millis(if ready { 0 } else { 5 });
-        let timeout = if ready || !self.held.is_empty() { Some(tick) } else { timeout };
-        let before = done.len();
+        let timeout = if ready || !self.held.is_empty() || !self.hung.is_empty() { Some(tick) } else { timeout };
         self.inner.wait(timeout, done)?;
+        self.reorder(done, before);
+        self.faults.out.0.fetch_sub(done.len() - before, SeqCst);
+        done.extend(forged);
         if self.faults.repeat.load(SeqCst) {
             done.extend_from_within(before..);
         }
