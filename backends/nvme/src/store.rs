@@ -17,6 +17,7 @@ use crate::keeper::Keeper;
 use crate::namespaces::Namespaces;
 use crate::port::{Medium, Wake};
 use crate::queue::locked;
+use crate::ranges::holes;
 use crate::recovery::{Claims, Recovery};
 use crate::regions::Address;
 use crate::space::{Live, Space};
@@ -107,6 +108,7 @@ impl Inbox {
 #[derive(Default)]
 pub(crate) struct Chores {
     pub(crate) compact: bool,
+    pub(crate) punch: bool,
     pub(crate) stop: bool,
 }
 
@@ -188,7 +190,12 @@ impl Opening {
         let journal = Journal::open(&folder, &listing, &*self.medium).map_err(|e| failed("open the journal", e))?;
         let recovery = Recovery::new(self.index as u8, journal.files(), length);
         let floor = (self.capacity / 128).clamp(JOURNAL_FLOOR_MIN_BYTES, JOURNAL_FLOOR_MAX_BYTES);
-        let mut space = Space::new(self.capacity, length.div_ceil(UNIT_BYTES), floor);
+        let mut space = Space::new(self.capacity, length.div_ceil(UNIT_BYTES), holes(&data, length), floor);
+        // A smaller punch than the file system's own block zeroes, and frees nothing.
+        if rustix::fs::fstatvfs(&data).is_ok_and(|found| found.f_frsize > UNIT_BYTES) {
+            space.never_punch();
+            self.host.count("fallback.no_punch", 1);
+        }
         if length == 0 {
             space.end_recovery(1);
         }
@@ -247,7 +254,11 @@ fn trim(data: &File, capacity: u64, step: u64) -> io::Result<u64> {
 impl Store {
     /// Takes units for a payload of so many bytes.
     pub(crate) fn reserve(&self, length: u64) -> Option<u64> {
-        locked(&self.space).reserve(length, self.metadata_bytes.load(Ordering::Relaxed))
+        let found = locked(&self.space).reserve(length, self.metadata_bytes.load(Ordering::Relaxed));
+        if found.is_none() {
+            self.ask_relief();
+        }
+        found
     }
 
     /// Makes the data file reach `end`. Called by the driver thread alone.
@@ -324,6 +335,12 @@ impl Claims for Store {
 
     fn claim(&self, unit: u64, block: Live) -> bool {
         locked(&self.space).recover(unit, block)
+    }
+
+    fn reclaim(&self, unit: u64, length: u64) {
+        if locked(&self.namespaces).strangers_gone() {
+            locked(&self.space).reclaim(unit, length);
+        }
     }
 }
 

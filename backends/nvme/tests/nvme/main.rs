@@ -7,3 +7,4 @@ mod faulty;
 mod format;
 mod io;
 mod recovery;
+mod space;
