@@ -91,16 +91,28 @@ impl Nvme {
         Ok((tier, Opened { alignment: UNIT_BYTES, largest_payload, file_extent: true, report }))
     }
 
+    /// Namespaces of an earlier life that were not introduced are dead from now on, and durably so before the first of
+    /// their units is given out. Where nothing but them is left, all is free at once; else each block when it is read.
+    fn drop_strangers(&self, store: &Store) {
+        let mut namespaces = locked(&store.namespaces);
+        namespaces.seal();
+        if let Err(error) = namespaces.drop_strangers(&store.folder) {
+            let path = store.folder.path().display();
+            self.host.log(Level::Warn, &format!("path {path}: namespaces not in use stay on disk: {error}"));
+        }
+        let alone = namespaces.all_new() && namespaces.strangers_gone();
+        drop(namespaces);
+        while alone && !locked(&store.space).end_recovery(SLICE_ENTRIES) {}
+        store.ask_relief();
+    }
+
     fn end_recovery(&self, store: &Store) {
         loop {
             if locked(&store.space).end_recovery(SLICE_ENTRIES) {
                 break;
             }
         }
-        if let Err(error) = locked(&store.namespaces).drop_strangers(&store.folder) {
-            let path = store.folder.path().display();
-            self.host.log(Level::Warn, &format!("path {path}: namespaces not in use stay on disk: {error}"));
-        }
+        store.ask_relief();
         let recovery = locked(&store.recovery);
         let (damaged, cut) = (recovery.damaged, recovery.beyond_end);
         drop(recovery);
@@ -221,6 +233,7 @@ impl Backend for Nvme {
                 }
                 from = next;
             }
+            store.ask_relief();
         }
     }
 
@@ -260,7 +273,7 @@ impl Backend for Nvme {
         }
         let Some(store) = self.stores.get(reading.path) else { return Ok(Page::Done) };
         if cursor == 0 {
-            self.stores.iter().for_each(|store| locked(&store.namespaces).seal());
+            self.stores.iter().for_each(|store| self.drop_strangers(store));
         }
         let ended = locked(&store.recovery).next(limit.max(1), &*store.medium, &**store, blocks).map_err(|error| {
             self.host

@@ -46,6 +46,13 @@ fn await_chores(store: &Store, until: Instant) -> (bool, bool) {
         if chores.compact && !store.compaction_failed.load(Ordering::Relaxed) || chores.stop || left.is_zero() {
             return (chores.compact, chores.stop);
         }
+        if std::mem::take(&mut chores.punch) {
+            drop(chores);
+            let more = catch_unwind(AssertUnwindSafe(|| store.relieve())).unwrap_or(false);
+            chores = locked(&store.chores);
+            chores.punch |= more;
+            continue;
+        }
         chores = store.chores_changed.wait_timeout(chores, left).unwrap_or_else(|e| e.into_inner()).0;
     }
 }

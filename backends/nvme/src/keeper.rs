@@ -123,6 +123,7 @@ fn record(store: &Arc<Store>, batch: VecDeque<Entry>) {
     }
     drop((space, journal));
     store.written();
+    let mut deleted = Vec::new();
     for (entry, record) in batch.into_iter().zip(records) {
         match entry {
             Entry::Put(mut transfer) => {
@@ -137,12 +138,18 @@ fn record(store: &Arc<Store>, batch: VecDeque<Entry>) {
                 deletion.recorded = true;
                 let ticket = deletion.ticket.take();
                 drop(deletion);
-                if let Some(ticket) = ticket {
-                    ticket.finish(Completion::default());
-                }
+                deleted.extend(ticket);
             }
         }
     }
+    if deleted.is_empty() {
+        return;
+    }
+    // Before the deletions are told of, so that a host which deleted for want of room finds it.
+    if store.relieve() {
+        store.ask_relief();
+    }
+    deleted.into_iter().for_each(|ticket| ticket.finish(Completion::default()));
 }
 
 fn record_of(entry: &Entry) -> Record {

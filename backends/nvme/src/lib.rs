@@ -9,10 +9,10 @@
 //! verifying threads; a store goes to the keeper thread, which appends its record. Every operation carries a ticket
 //! whose drop completes it, so that none is lost, not even in a panic.
 //!
-//! Modules in reading order: [`mod@format`] (bytes on disk), [`options`], `space` (free units and living blocks), `folder`
+//! Modules in reading order: [`mod@format`] (bytes on disk), [`options`], `ranges`, `space` (free units and living blocks), `folder`
 //! (lock, superblock, files), `namespaces`, `journal`, `recovery`, `compact` (sync windows and snapshots), `ticket`,
 //! `queue`, `transfer`, [`port`] (how pieces reach the disk, and where faults are injected), `piece`, `driver`, `keeper`,
-//! `verify`, `store` (one path), `regions`, `launch` (threads begin and end), `submit`,
+//! `verify`, `store` (one path), `punch` (room given back), `regions`, `launch` (threads begin and end), `submit`,
 //! [`backend`] (the seam to the host).
 
 pub mod backend;
@@ -27,7 +27,9 @@ mod namespaces;
 pub mod options;
 mod piece;
 pub mod port;
+mod punch;
 mod queue;
+mod ranges;
 mod recovery;
 mod regions;
 mod space;

@@ -26,6 +26,8 @@ pub(crate) struct Namespaces {
     /// Recovery has begun: a namespace of an earlier life that comes only now gets a new local id, since some of its
     /// blocks were passed over already.
     sealed: bool,
+    /// The first local id of this life.
+    first: u32,
 }
 
 impl Namespaces {
@@ -37,12 +39,13 @@ impl Namespaces {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        Ok(table.map(|table| Self { table, introduced: HashMap::new(), sealed: false }))
+        Ok(table.map(|table| Self { first: table.next, table, introduced: HashMap::new(), sealed: false }))
     }
 
     /// An empty table, written to the folder.
     pub(crate) fn create(folder: &Folder) -> io::Result<Self> {
-        let mut created = Self { table: NamespaceTable::default(), introduced: HashMap::new(), sealed: false };
+        let table = NamespaceTable::default();
+        let mut created = Self { first: table.next, table, introduced: HashMap::new(), sealed: false };
         created.write(folder, NamespaceTable::default())?;
         Ok(created)
     }
@@ -94,6 +97,16 @@ impl Namespaces {
     /// The host's number of a local id, if it was introduced in this life.
     pub(crate) fn host_id(&self, local: u32) -> Option<u32> {
         self.introduced.get(&local).copied()
+    }
+
+    /// Strangers are out of the file: no later life gives out their blocks.
+    pub(crate) fn strangers_gone(&self) -> bool {
+        self.sealed && self.table.entries.iter().all(|entry| self.introduced.contains_key(&entry.local))
+    }
+
+    /// Whatever an earlier life has left is strangers'.
+    pub(crate) fn all_new(&self) -> bool {
+        self.introduced.keys().all(|local| *local >= self.first)
     }
 
     /// Drops all that were not introduced in this life.

@@ -127,15 +127,15 @@ pub trait Medium: Send + Sync + 'static {
         file.sync_data()
     }
 
+    /// Gives a range of the data file back to the file system; it reads as zeros then.
+    fn punch(&self, file: &File, offset: u64, length: u64) -> io::Result<()> {
+        let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(file, flags, offset, length)?)
+    }
+
     /// Sets the length of the data file.
     fn extend(&self, file: &File, length: u64) -> io::Result<()> {
         file.set_len(length)
-    }
-
-    /// Gives a stretch of the data file back to the file system; the file keeps its length.
-    fn punch(&self, file: &File, offset: u64, length: u64) -> io::Result<()> {
-        use rustix::fs::FallocateFlags;
-        Ok(rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, length)?)
     }
 }
 

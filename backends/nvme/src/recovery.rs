@@ -41,6 +41,8 @@ pub(crate) trait Claims {
     fn host_id(&self, local: u32) -> Option<u32>;
     /// Takes the block's units; false if they are not free to take.
     fn claim(&self, unit: u64, block: Live) -> bool;
+    /// The block is nobody's in this life: its units are free at once.
+    fn reclaim(&self, unit: u64, length: u64);
 }
 
 impl Recovery {
@@ -122,7 +124,10 @@ impl Recovery {
         if ended || overwritten || !fits {
             return false;
         }
-        let Some(namespace_id) = claims.host_id(record.namespace) else { return false };
+        let Some(namespace_id) = claims.host_id(record.namespace) else {
+            claims.reclaim(record.unit, length);
+            return false;
+        };
         let block = Live::of(record);
         if !claims.claim(record.unit, block) {
             return false;

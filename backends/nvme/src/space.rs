@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use umbp_plugin_api::extents::Extents;
 
 use crate::format::{RECORD_BYTES, Record, UNIT_BYTES, fingerprint, units_of};
+use crate::ranges::Ranges;
 
 /// What is known in memory of a block: enough to tell a current location from a stale one. Keys stay on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,17 +49,31 @@ const FIXED_BYTES: u64 = 64 << 10;
 /// and the new journal.
 const METADATA_BYTES_PER_BLOCK: u64 = 4 * RECORD_BYTES as u64;
 
-/// Bookkeeping of one path.
+/// Bytes of the file system's map that a unit may cost once the data file has holes: an extent, in half full nodes.
+const MAP_BYTES_PER_UNIT: u64 = 24;
+/// Free units on disk beyond this share of all are punched without anybody asking.
+const UNPUNCHED_SHARE: u64 = 8;
+/// Share of the capacity that is punched ahead when a store was refused for want of it.
+const AHEAD_SHARE: u64 = 64;
+/// Most units of one punch, 16 MiB.
+const PUNCH_UNITS_MAX: u64 = 4096;
+
+/// Bookkeeping of one path. On disk are the units that are taken, and those that are free and were not punched since.
 pub(crate) struct Space {
-    /// Units of the whole path.
-    units: u64,
-    /// Free units up to the high water; all beyond it are taken, so that what was freed is used before the file grows.
     area: Extents,
     live: BTreeMap<u64, Live>,
     /// Units of an earlier life that no record has claimed yet; `None` once recovery has ended.
     unseen: Option<Extents>,
-    /// Units up to which the data file has been written.
-    high_water: u64,
+    /// Units of an earlier life that no record has claimed yet and that are not on disk.
+    holes: Ranges,
+    /// Free units that are still on disk. Data may use them at once; metadata only when they have been punched.
+    unpunched: Ranges,
+    /// Bytes that are to be punched because a store was refused.
+    wanted: u64,
+    /// The file system can punch.
+    punches: bool,
+    /// Units that may lie scattered on the disk, since holes were there before them.
+    scattered: u64,
     /// Stores that hold units and have no record yet.
     pending: u64,
     resident_bytes: u64,
@@ -67,18 +82,25 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// `capacity` bytes in all, of which an earlier life has written the first `high_water` units of data.
-    pub(crate) fn new(capacity: u64, high_water: u64, journal_floor: u64) -> Self {
+    /// `capacity` bytes in all; an earlier life has left `high_water` units of data, of which `holes` are not on disk.
+    pub(crate) fn new(capacity: u64, high_water: u64, mut holes: Ranges, journal_floor: u64) -> Self {
         let units = capacity / UNIT_BYTES;
         let high_water = high_water.min(units);
         let mut area = Extents::new(units);
-        let unseen = area.claim(0, units).then(|| Extents::new(high_water));
+        let unseen = area.claim(0, high_water).then(|| Extents::new(high_water));
+        if unseen.is_none() {
+            holes = Ranges::default();
+        }
+        holes.remove(high_water, units.max(holes.end()) - high_water);
         Self {
-            units,
             area,
             live: BTreeMap::new(),
             unseen,
-            high_water,
+            scattered: if holes.units() > 0 { high_water } else { 0 },
+            holes,
+            unpunched: Ranges::default(),
+            wanted: 0,
+            punches: true,
             pending: 0,
             resident_bytes: 0,
             capacity,
@@ -89,46 +111,90 @@ impl Space {
     /// Takes units for a payload; `metadata` is what journals and snapshots take up now, in bytes. `None`: no room,
     /// data and metadata counted together.
     pub(crate) fn reserve(&mut self, length: u64, metadata: u64) -> Option<u64> {
-        let units = units_of(length);
-        if self.metadata_bound(metadata, 0) + self.high_water * UNIT_BYTES > self.capacity {
-            return None;
+        let (units, on_disk, bound) = (units_of(length), self.on_disk(), self.metadata_bound(metadata));
+        let over = |units: u64| (units * UNIT_BYTES + bound).saturating_sub(self.capacity);
+        let (now, mut start) = (over(on_disk), self.area.allocate(units)?);
+        let grown = over(on_disk + units - self.unpunched.overlap(start, units));
+        if grown > 0 {
+            self.area.release(start, units);
+            let reusable = self.unpunched.best_fit(units).filter(|_| now == 0);
+            let Some(found) = reusable.filter(|found| self.area.claim(*found, units)) else {
+                let ahead = self.capacity / AHEAD_SHARE;
+                self.wanted = self.wanted.max(grown + ahead).min(self.unpunched.units() * UNIT_BYTES);
+                return None;
+            };
+            start = found;
         }
-        let start = self.area.allocate(units).or_else(|| {
-            self.grow(length, metadata);
-            self.area.allocate(units)
-        })?;
+        self.unpunched.remove(start, units);
         self.pending += 1;
         Some(start)
     }
 
-    /// Lets the data file grow by room for a payload. It never gets shorter: it grows only as far as leaves room for
-    /// the metadata of the blocks that it will hold, not just of those that are there now.
-    fn grow(&mut self, length: u64, metadata: u64) {
-        let high_water = self.high_water + units_of(length);
-        let bound = self.metadata_bound(metadata, self.blocks_to_come(high_water, length));
-        if high_water <= self.units && high_water * UNIT_BYTES + bound <= self.capacity {
-            self.area.release(self.high_water, units_of(length));
-            self.high_water = high_water;
+    /// Units of data on disk.
+    pub(crate) fn on_disk(&self) -> u64 {
+        self.area.units() - self.area.free_units() + self.unpunched.units() - self.holes.units()
+    }
+
+    /// Something is to be punched.
+    pub(crate) fn punch_due(&self) -> bool {
+        self.punch_units() > 0
+    }
+
+    fn punch_units(&self) -> u64 {
+        let excess = self.unpunched.units().saturating_sub(self.area.units() / UNPUNCHED_SHARE);
+        if self.punches { self.wanted.div_ceil(UNIT_BYTES).max(excess).min(self.unpunched.units()) } else { 0 }
+    }
+
+    /// All that is free and on disk is to be punched.
+    pub(crate) fn want_all(&mut self) {
+        self.wanted = self.unpunched.units() * UNIT_BYTES;
+    }
+
+    /// A range to punch now, if one is due: taken until [`Self::punched`].
+    pub(crate) fn take_to_punch(&mut self) -> Option<(u64, u64)> {
+        let (due, (start, length)) = (self.punch_units(), self.unpunched.longest()?);
+        let units = due.min(length).min(PUNCH_UNITS_MAX);
+        if !self.area.claim(start, units) {
+            return None;
+        }
+        self.unpunched.remove(start, units);
+        self.wanted = self.wanted.saturating_sub(units * UNIT_BYTES);
+        Some((start, units))
+    }
+
+    /// A range that was to be punched is free again: no longer on disk, or, if that failed, as before.
+    pub(crate) fn punched(&mut self, start: u64, units: u64, done: bool) {
+        if done {
+            self.scattered += units;
+            self.area.release(start, units);
+        } else {
+            self.free(start, units);
         }
     }
 
-    /// Blocks that so many units may come to hold: of half the size of those stored so far, and of this one.
-    fn blocks_to_come(&self, units: u64, length: u64) -> u64 {
-        let mean = (self.resident_bytes + length) / (self.live.len() as u64 + 1);
-        units / units_of(mean.min(length) / 2).max(1)
+    /// The file system cannot punch; true when that is news. What was written once counts as on disk from now on.
+    pub(crate) fn never_punch(&mut self) -> bool {
+        self.wanted = 0;
+        std::mem::replace(&mut self.punches, false)
     }
 
-    fn metadata_bound(&self, metadata: u64, to_come: u64) -> u64 {
-        let blocks = (self.live.len() as u64 + self.pending + 1).max(to_come);
+    fn free(&mut self, start: u64, units: u64) {
+        if self.area.release(start, units) {
+            self.unpunched.insert(start, units);
+        }
+    }
+
+    fn metadata_bound(&self, metadata: u64) -> u64 {
+        let blocks = self.live.len() as u64 + self.pending + 1;
         let planned = blocks * METADATA_BYTES_PER_BLOCK + 3 * self.journal_floor;
         let present = metadata + blocks * RECORD_BYTES as u64 + self.journal_floor;
-        FIXED_BYTES + planned.max(present)
+        FIXED_BYTES + planned.max(present) + self.scattered.min(self.on_disk()) * MAP_BYTES_PER_UNIT
     }
 
     /// A reserved store came to nothing.
     pub(crate) fn abandon(&mut self, unit: u64, length: u64) {
         self.pending -= 1;
-        self.area.release(unit, units_of(length));
+        self.free(unit, units_of(length));
     }
 
     /// A reserved store has its record.
@@ -161,39 +227,46 @@ impl Space {
 
     /// A forgotten block's units may be used again.
     pub(crate) fn release(&mut self, unit: u64, length: u64) {
-        self.area.release(unit, units_of(length));
-    }
-
-    /// Takes the longest free stretch below the high water; answers its start and units.
-    pub(crate) fn take_free(&mut self) -> Option<(u64, u64)> {
-        let units = self.area.largest_free();
-        self.area.allocate(units).map(|start| (start, units))
-    }
-
-    /// Such a stretch is free again.
-    pub(crate) fn give_free(&mut self, (start, units): (u64, u64)) {
-        self.area.release(start, units);
+        self.free(unit, units_of(length));
     }
 
     /// A block of an earlier life; false if its units are not all of that life's, or claimed already.
     pub(crate) fn recover(&mut self, unit: u64, block: Live) -> bool {
         let claimed = self.unseen.as_mut().is_some_and(|unseen| unseen.claim(unit, units_of(u64::from(block.length))));
         if claimed {
+            // Should its units be a hole, after a power loss: counted, and its checksum tells.
+            self.holes.remove(unit, units_of(u64::from(block.length)));
             self.insert(unit, block);
         }
         claimed
     }
 
+    /// A block of an earlier life that nobody may read any more: its units are free at once.
+    pub(crate) fn reclaim(&mut self, unit: u64, length: u64) {
+        let units = units_of(length);
+        if self.unseen.as_mut().is_some_and(|unseen| unseen.claim(unit, units)) {
+            self.free_unseen(unit, units);
+        }
+    }
+
+    fn free_unseen(&mut self, start: u64, units: u64) {
+        self.free(start, units);
+        while let Some((hole, length)) = self.holes.within(start, start + units) {
+            self.holes.remove(hole, length);
+            self.unpunched.remove(hole, length);
+        }
+    }
+
     /// All records were read: what none claimed is free. At most `limit` ranges a call; true when done.
     pub(crate) fn end_recovery(&mut self, limit: usize) -> bool {
-        let Some(unseen) = self.unseen.as_mut() else { return true };
         for _ in 0..limit {
+            let Some(unseen) = self.unseen.as_mut() else { return true };
             let longest = unseen.largest_free();
             let Some(start) = unseen.allocate(longest) else {
                 self.unseen = None;
                 return true;
             };
-            self.area.release(start, longest);
+            self.free_unseen(start, longest);
         }
         false
     }
@@ -222,7 +295,7 @@ impl Space {
 
     /// Free bytes of the data area.
     pub(crate) fn free_bytes(&self) -> u64 {
-        (self.area.free_units() + self.units - self.high_water) * UNIT_BYTES
+        self.area.free_units() * UNIT_BYTES
     }
 
     /// Blocks and their payload bytes.
@@ -233,6 +306,10 @@ impl Space {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -243,7 +320,7 @@ mod tests {
 
     #[test]
     fn data_and_metadata_together_stay_within_the_capacity() {
-        let mut space = Space::new(MIB, 0, 16 << 10);
+        let mut space = Space::new(MIB, 0, Ranges::default(), 16 << 10);
         assert!(space.end_recovery(1));
         let mut taken = 0;
         while space.reserve(4096, 0).is_some() {
@@ -253,37 +330,9 @@ mod tests {
         assert!(taken > 150, "{taken}");
     }
 
-    /// K1, K3.
-    #[test]
-    fn a_path_that_was_filled_and_emptied_can_be_filled_again() {
-        for (first, then) in [(4096_u64, 4096_u64), (131_072, 131_072), (131_072, 65_536)] {
-            let mut space = Space::new(64 * MIB, 0, 512 << 10);
-            assert!(space.end_recovery(1));
-            // Never more than one block, while the file grows: what is free below is taken by nobody.
-            let (mut taken, mut units) = (Vec::new(), 0);
-            while let Some(unit) = space.reserve(first, 0) {
-                space.abandon(unit, first);
-                if !space.area.claim(unit, units_of(first)) {
-                    break;
-                }
-                taken.push(unit);
-                units += units_of(first);
-            }
-            assert_eq!(units, space.high_water);
-            assert!(taken.into_iter().all(|unit| space.area.release(unit, units_of(first))));
-            let mut stored = 0;
-            while let Some(unit) = space.reserve(then, 0) {
-                stored += then;
-                space.publish(unit, block(unit + 1, then as u32));
-            }
-            let share = stored * 100 / (64 * MIB);
-            assert!(share > if first == 4096 { 75 } else { 90 }, "{first} {then}: {share} %");
-        }
-    }
-
     #[test]
     fn until_recovery_has_ended_units_of_an_earlier_life_are_not_given_out() {
-        let mut space = Space::new(MIB, 100, 0);
+        let mut space = Space::new(MIB, 100, Ranges::default(), 0);
         assert!(space.recover(10, block(1, 8192)) && !space.recover(11, block(2, 1)));
         assert_eq!(space.reserve(4096, 0), Some(100));
         assert!(!space.recover(100, block(3, 1)), "beyond the earlier life");
@@ -295,12 +344,67 @@ mod tests {
 
     #[test]
     fn a_freed_unit_of_an_earlier_life_is_free_only_once() {
-        let mut space = Space::new(MIB, 4, 0);
+        let mut space = Space::new(MIB, 4, Ranges::default(), 0);
         assert!(space.recover(0, block(1, 4096)));
         assert!(space.forget(0).is_some());
         space.release(0, 4096);
         assert_eq!(space.reserve(4096, 0), Some(0));
         while !space.end_recovery(8) {}
         assert_ne!(space.reserve(4096, 0), Some(0));
+    }
+
+    /// What a step does: store, delete, punch, fail to punch.
+    fn steps() -> impl Strategy<Value = Vec<(u8, u64, u64)>> {
+        prop::collection::vec((0_u8..8, 1_u64..20, any::<u64>()), 0..400)
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_on_disk_and_metadata_stay_within_the_capacity_and_no_unit_is_given_twice(steps in steps()) {
+            let mut space = Space::new(MIB, 60, Ranges::default(), 0);
+            while !space.end_recovery(1) {}
+            let (mut given, mut disk) = (Vec::<(u64, u64)>::new(), (0..60).collect::<BTreeSet<u64>>());
+            for (generation, (what, units, pick)) in steps.into_iter().enumerate() {
+                let length = units * UNIT_BYTES;
+                match what {
+                    0..=3 => if let Some(start) = space.reserve(length, 0) {
+                        let clash = given.iter().any(|&(s, l)| s < start + units && start < s + l / UNIT_BYTES);
+                        prop_assert!(!clash, "{start} twice");
+                        space.publish(start, block(generation as u64, length as u32));
+                        given.push((start, length));
+                        disk.extend(start..start + units);
+                        let bytes = disk.len() as u64 * UNIT_BYTES + space.metadata_bound(0) - METADATA_BYTES_PER_BLOCK;
+                        prop_assert!(bytes <= MIB, "{bytes}");
+                    },
+                    4 | 5 => if !given.is_empty() {
+                        let (start, length) = given.swap_remove(pick as usize % given.len());
+                        prop_assert!(space.forget(start).is_some());
+                        space.release(start, length);
+                    },
+                    _ => if let Some((start, units)) = space.take_to_punch() {
+                        prop_assert!(!given.iter().any(|&(s, l)| s < start + units && start < s + l / UNIT_BYTES));
+                        space.punched(start, units, what == 6);
+                        if what == 6 {
+                            disk.retain(|unit| !(start..start + units).contains(unit));
+                        }
+                    },
+                }
+                prop_assert_eq!(space.on_disk(), disk.len() as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn holes_of_an_earlier_life_are_not_on_disk() {
+        let mut holes = Ranges::default();
+        holes.insert(10, 50);
+        let mut space = Space::new(MIB, 100, holes, 0);
+        assert_eq!(space.on_disk(), 50);
+        assert!(space.recover(8, block(1, 16_384)), "units 8 to 12, two of them a hole");
+        assert_eq!(space.on_disk(), 52);
+        space.reclaim(50, 20 * UNIT_BYTES);
+        assert_eq!(space.on_disk(), 52);
+        while !space.end_recovery(1) {}
+        assert_eq!((space.on_disk(), space.unpunched.units()), (52, 48));
     }
 }

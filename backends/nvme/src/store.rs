@@ -17,6 +17,7 @@ use crate::keeper::Keeper;
 use crate::namespaces::Namespaces;
 use crate::port::{Medium, Wake};
 use crate::queue::locked;
+use crate::ranges::holes;
 use crate::recovery::{Claims, Recovery};
 use crate::regions::Address;
 use crate::space::{Live, Space};
@@ -31,8 +32,6 @@ const STEP_MAX_BYTES: u64 = 64 << 20;
 /// A journal shorter than this is not worth a snapshot: a 128th of the capacity, within these.
 const JOURNAL_FLOOR_MIN_BYTES: u64 = 16 << 10;
 const JOURNAL_FLOOR_MAX_BYTES: u64 = 32 << 20;
-/// Free stretches of the data file that are given back to a full file system at one time.
-const GIVE_BACK_STRETCHES_MAX: usize = 64;
 /// How long the keeper waits for a snapshot that is being written; then it goes on, and the capacity check in
 /// `reserve` refuses stores where metadata has grown too long.
 const COMPACTION_WAIT: Duration = Duration::from_secs(10);
@@ -109,6 +108,7 @@ impl Inbox {
 #[derive(Default)]
 pub(crate) struct Chores {
     pub(crate) compact: bool,
+    pub(crate) punch: bool,
     pub(crate) stop: bool,
 }
 
@@ -193,7 +193,12 @@ impl Opening {
             Journal::open(&folder, &listing, &*self.medium).map_err(|e| failed("open the journal", e))?;
         let recovery = Recovery::new(self.index as u8, journal.files(), tail, length);
         let floor = (self.capacity / 128).clamp(JOURNAL_FLOOR_MIN_BYTES, JOURNAL_FLOOR_MAX_BYTES);
-        let mut space = Space::new(self.capacity, length.div_ceil(UNIT_BYTES), floor);
+        let mut space = Space::new(self.capacity, length.div_ceil(UNIT_BYTES), holes(&data, length), floor);
+        // A smaller punch than the file system's own block zeroes, and frees nothing.
+        if rustix::fs::fstatvfs(&data).is_ok_and(|found| found.f_frsize > UNIT_BYTES) {
+            space.never_punch();
+            self.host.count("fallback.no_punch", 1);
+        }
         if length == 0 {
             space.end_recovery(1);
         }
@@ -253,7 +258,11 @@ fn trim(data: &File, capacity: u64, step: u64) -> io::Result<u64> {
 impl Store {
     /// Takes units for a payload of so many bytes.
     pub(crate) fn reserve(&self, length: u64) -> Option<u64> {
-        locked(&self.space).reserve(length, self.metadata_bytes.load(Ordering::Relaxed))
+        let found = locked(&self.space).reserve(length, self.metadata_bytes.load(Ordering::Relaxed));
+        if found.is_none() {
+            self.ask_relief();
+        }
+        found
     }
 
     /// Makes the data file reach `end`. Called by the driver thread alone.
@@ -297,21 +306,6 @@ impl Store {
         }
     }
 
-    /// The file system is full: it gets back what is free in the data file, so that journals have room. True if there
-    /// was any such stretch.
-    pub(crate) fn give_back(&self) -> bool {
-        let free: Vec<(u64, u64)> = {
-            let mut space = locked(&self.space);
-            std::iter::from_fn(|| space.take_free()).take(GIVE_BACK_STRETCHES_MAX).collect()
-        };
-        let given =
-            |(start, units): &(u64, u64)| self.medium.punch(&self.data, start * UNIT_BYTES, units * UNIT_BYTES).is_ok();
-        let count = free.iter().filter(|stretch| given(stretch)).count();
-        let mut space = locked(&self.space);
-        free.into_iter().for_each(|stretch| space.give_free(stretch));
-        count > 0
-    }
-
     /// Makes what was completed durable: data first, so that a durable record seldom lacks its data.
     pub(crate) fn sync(&self) -> io::Result<()> {
         let _one = locked(&self.syncing);
@@ -346,6 +340,12 @@ impl Claims for Store {
 
     fn claim(&self, unit: u64, block: Live) -> bool {
         locked(&self.space).recover(unit, block)
+    }
+
+    fn reclaim(&self, unit: u64, length: u64) {
+        if locked(&self.namespaces).strangers_gone() {
+            locked(&self.space).reclaim(unit, length);
+        }
     }
 }
 

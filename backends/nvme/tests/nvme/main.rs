@@ -13,4 +13,5 @@ mod power_cut;
 mod recovery;
 mod seam;
 mod shapes;
+mod space;
 mod torn;
