@@ -195,6 +195,7 @@ fn k2_mixed_sizes_over_ten_times_the_capacity_stay_within_it_and_the_evicted_sta
     assert!(churn.kept.iter().all(|block| tier.get(&blocks[&block.number]) == Ok(())));
 }
 
+/// K4, E3.
 #[test]
 fn k4_holes_of_an_earlier_life_are_room_for_records_before_recovery_has_ended() {
     let (capacity, place) = (16 * MIB, folder());
@@ -213,6 +214,7 @@ fn k4_holes_of_an_earlier_life_are_room_for_records_before_recovery_has_ended() 
     assert!(disk_bytes(place.path()) <= capacity);
 }
 
+/// E4.
 #[test]
 fn strangers_make_room_as_soon_as_recovery_has_begun_and_the_introduced_stay() {
     const OTHER: u32 = 9;
