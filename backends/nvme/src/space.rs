@@ -111,10 +111,10 @@ impl Space {
     /// Takes units for a payload; `metadata` is what journals and snapshots take up now, in bytes. `None`: no room,
     /// data and metadata counted together.
     pub(crate) fn reserve(&mut self, length: u64, metadata: u64) -> Option<u64> {
-        let (units, on_disk, bound) = (units_of(length), self.on_disk(), self.metadata_bound(metadata));
-        let over = |units: u64| (units * UNIT_BYTES + bound).saturating_sub(self.capacity);
-        let (now, mut start) = (over(on_disk), self.area.allocate(units)?);
-        let grown = over(on_disk + units - self.unpunched.overlap(start, units));
+        let (units, on_disk) = (units_of(length), self.on_disk());
+        let mut start = self.area.allocate(units)?;
+        let now = self.over(metadata, on_disk);
+        let grown = self.over(metadata, on_disk + units - self.unpunched.overlap(start, units));
         if grown > 0 {
             self.area.release(start, units);
             let reusable = self.unpunched.best_fit(units).filter(|_| now == 0);
@@ -184,11 +184,17 @@ impl Space {
         }
     }
 
-    fn metadata_bound(&self, metadata: u64) -> u64 {
+    /// Bytes beyond the capacity with one block more and `on_disk` units of data.
+    fn over(&self, metadata: u64, on_disk: u64) -> u64 {
+        (on_disk * UNIT_BYTES + self.metadata_bound(metadata, on_disk)).saturating_sub(self.capacity)
+    }
+
+    /// What metadata takes at worst with one block more and `on_disk` units of data.
+    fn metadata_bound(&self, metadata: u64, on_disk: u64) -> u64 {
         let blocks = self.live.len() as u64 + self.pending + 1;
         let planned = blocks * METADATA_BYTES_PER_BLOCK + 3 * self.journal_floor;
         let present = metadata + blocks * RECORD_BYTES as u64 + self.journal_floor;
-        FIXED_BYTES + planned.max(present) + self.scattered.min(self.on_disk()) * MAP_BYTES_PER_UNIT
+        FIXED_BYTES + planned.max(present) + self.scattered.min(on_disk) * MAP_BYTES_PER_UNIT
     }
 
     /// A reserved store came to nothing.

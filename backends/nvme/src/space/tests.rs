@@ -67,7 +67,7 @@ proptest! {
                     space.publish(start, block(generation as u64, length as u32));
                     given.push((start, length));
                     disk.extend(start..start + units);
-                    let bytes = disk.len() as u64 * UNIT_BYTES + space.metadata_bound(0) - METADATA_BYTES_PER_BLOCK;
+                    let bytes = disk.len() as u64 * UNIT_BYTES + space.metadata_bound(0, disk.len() as u64) - METADATA_BYTES_PER_BLOCK;
                     prop_assert!(bytes <= MIB, "{bytes}");
                 },
                 4 | 5 => if !given.is_empty() {

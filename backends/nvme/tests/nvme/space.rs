@@ -197,7 +197,8 @@ fn k2_mixed_sizes_over_ten_times_the_capacity_stay_within_it_and_the_evicted_sta
 
 /// K4, E3.
 #[test]
-fn k4_holes_of_an_earlier_life_are_room_for_records_before_recovery_has_ended() {
+fn k4_holes_of_an_earlier_life_are_room_for_records() {
+    // E3, K4: a restart over a data file full of holes is neither cold nor short of room.
     let (capacity, place) = (16 * MIB, folder());
     let mut churn = Churn::new(place.path(), capacity);
     churn.fill(64 * KIB);
@@ -217,6 +218,7 @@ fn k4_holes_of_an_earlier_life_are_room_for_records_before_recovery_has_ended() 
 /// E4.
 #[test]
 fn strangers_make_room_as_soon_as_recovery_has_begun_and_the_introduced_stay() {
+    // E4: what nobody introduces any more is freed first, and nothing else is.
     const OTHER: u32 = 9;
     let (capacity, place) = (8 * MIB, folder());
     let mut churn = Churn::new(place.path(), capacity);
