@@ -239,7 +239,8 @@ fn a_forked_child_leaves_the_session_alone() {
     assert!(peer.try_next().is_none(), "the parent's close is the session's end");
 }
 
-/// B7, D4: a daemon that answers each lookup just in time costs a step one time-out, however many it asks.
+/// B7, D4: a daemon that answers each lookup just in time costs a step one time-out, however many it asks; C1: what was
+/// given up in the middle holds nothing.
 #[test]
 fn d4_lookups_of_a_step_together_wait_no_longer_than_the_time_out() {
     const TIMEOUT: Duration = Duration::from_millis(1_000);
@@ -249,15 +250,24 @@ fn d4_lookups_of_a_step_together_wait_no_longer_than_the_time_out() {
     let (hurry, hurried) = std::sync::mpsc::channel::<()>();
     let slow = std::thread::spawn(move || {
         let mut peer = fake.accept(1, 1);
+        let mut given_up = 0;
         // Two lookups of the first step reach it, and one of the second.
         for _ in 0..3 {
-            let (id, request) = peer.next();
-            let Request::Lookup { keys, .. } = request else { panic!("{request:?}") };
+            let (id, keys) = loop {
+                match peer.next() {
+                    (id, Request::Lookup { keys, .. }) => break (id, keys),
+                    (id, Request::Unhold { keys }) => {
+                        given_up += keys.len();
+                        peer.reply(id, &Reply::Unhold { count: 0 });
+                    }
+                    (_, request) => panic!("{request:?}"),
+                }
+            };
             // How slow it is; nobody hurries it before the claims are made.
             let _ = hurried.recv_timeout(TIMEOUT * 6 / 10);
             peer.reply(id, &Reply::Lookup { found: vec![Found::Miss(MissReason::Absent); keys.len()] });
         }
-        peer
+        given_up
     });
     let mut scheduler = SchedulerRuntime::start(&options).expect("started");
     let began = Instant::now();
@@ -268,5 +278,5 @@ fn d4_lookups_of_a_step_together_wait_no_longer_than_the_time_out() {
     scheduler.step_planned();
     assert!(scheduler.lookup(&[key(99)], Hold::Hits).is_ok(), "the next step has its own time");
     drop((scheduler, hurry));
-    slow.join().expect("the peer");
+    assert_eq!(slow.join().expect("the peer"), 1, "the hold of the lookup that was given up");
 }

@@ -196,9 +196,9 @@ pub trait Backend: Sized + Send + Sync + 'static {
     fn region_unregister(&self, id: u64);
 
     /// Introduces a namespace by number, before its first use. The digest is the SHA-256 of the descriptor and tells
-    /// namespaces apart; the descriptor names the tenant too. The same ones may come again. NO_SPACE
-    /// where there is no room for one more: operations of that namespace are rejected from then on, and no others. Any
-    /// other answer than OK is a failure of the tier. A descriptor has at most 64 KiB.
+    /// namespaces apart; the descriptor names the tenant too. The same ones may come again. NO_SPACE where there is no
+    /// room for one more: operations of that namespace are rejected from then on, and no others. Any other answer than
+    /// OK is a failure of the tier. A descriptor has at most 64 KiB.
     fn namespace_put(&self, id: u32, digest: &[u8; 32], descriptor: &[u8]) -> Status;
 
     /// The namespace is not used any more; what is stored under it may be reclaimed.

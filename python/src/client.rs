@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use umbp_client::runtime::{Block, Published, Transfer};
-use umbp_client::{ClientEvent, JobId, Options, Run};
+use umbp_client::{ClientEvent, JOBS_MAX, JobId, Options, Run};
 use umbp_connector_core::key::LocalKey;
 use umbp_connector_core::namespace::NamespaceDescriptor;
 use umbp_protocol::message::Found;
@@ -335,6 +335,7 @@ impl Client {
         ranges: impl Fn(usize) -> Vec<(u64, u64)> + Send + Sync,
     ) -> PyResult<u64> {
         let client = self.open()?;
+        self.check_jobs()?;
         py.detach(|| {
             let block = |(index, key): (usize, &String)| {
                 let (key, runs) = (self.names.parse(key), self.runs(ranges(index)));
@@ -353,6 +354,7 @@ impl Client {
         ranges: impl Fn(usize) -> Vec<(u64, u64)> + Send + Sync,
     ) -> PyResult<u64> {
         let client = self.open()?;
+        self.check_jobs()?;
         py.detach(|| {
             let block = |(index, key): (usize, &String)| {
                 let parent = parents[index].as_deref().and_then(|parent| self.names.parse(parent));
@@ -373,6 +375,13 @@ impl Client {
         let job = Job { ids: transfer.open().collect(), transfer: Mutex::new(transfer) };
         lock(&self.jobs).insert(number, Arc::new(job));
         number
+    }
+
+    /// There is room for one more job.
+    fn check_jobs(&self) -> PyResult<()> {
+        let jobs = lock(&self.jobs).len();
+        let text = || format!("{jobs} jobs are open, or their results not taken, limit {JOBS_MAX}: wait for them");
+        if jobs < JOBS_MAX { Ok(()) } else { Err(PyRuntimeError::new_err(text())) }
     }
 }
 

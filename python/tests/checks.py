@@ -97,17 +97,6 @@ class PrefixChecks:
         engine.forget()
         assert engine.one(B).tokens == plain.b
 
-    def test_a_prompt_whose_blocks_are_found_and_never_load_is_computed(
-        self, engine: Engine, store: Store, plain: Plain
-    ) -> None:
-        """A1, A2: without its first block all of a load is for nothing, and the engine asks for a match anew."""
-        engine.one(A)
-        store.shorten(engine.hashes(A), 0)
-        failed = engine.metric("vllm:umbp_transfer_failed", operation="load")
-        engine.forget()
-        assert engine.one(A).tokens == plain.a
-        assert engine.metric("vllm:umbp_transfer_failed", operation="load") - failed == 1, "it was tried once"
-
     def test_requests_given_up_at_any_step_leave_nothing_behind(
         self, engine: Engine, daemon: Daemon, store: Store, plain: Plain
     ) -> None:
@@ -219,6 +208,21 @@ class PrefixChecks:
         assert [answer.tokens for answer in run.answers] == [plain.a, plain.b]
         assert run.step_s < STEP_S_MAX
         daemon.await_engines()
+
+
+class NeverLoadedChecks:
+    """Of a connector that does not ask for ever for what never loads."""
+
+    def test_a_prompt_whose_blocks_are_found_and_never_load_is_computed(
+        self, engine: Engine, store: Store, plain: Plain
+    ) -> None:
+        """A1, A2: without its first block all of a load is for nothing, and the engine asks for a match anew."""
+        engine.one(A)
+        store.shorten(engine.hashes(A), 0)
+        failed = engine.metric("vllm:umbp_transfer_failed", operation="load")
+        engine.forget()
+        assert engine.one(A).tokens == plain.a
+        assert engine.metric("vllm:umbp_transfer_failed", operation="load") - failed == 1, "it was tried once"
 
 
 class PreemptionChecks:

@@ -5,13 +5,12 @@ import ctypes
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
-from umbp import program
+from umbp import Client, program
 
 PR_SET_PDEATHSIG = 1
 START_S = 30.0
@@ -49,14 +48,9 @@ class Daemon:
             [program("umbpd"), "--config", self._config],
             preexec_fn=die_with_parent,
         )
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            assert self._process.poll() is None, f"umbpd ended: {self._process.returncode}"
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-                probe.connect(str(self.socket))
-                return
-            time.sleep(0.02)
-        raise TimeoutError(f"umbpd does not listen on {self.socket}")
+        with contextlib.closing(Client(self.socket, {}, "probe", name="test")) as probe:
+            attached = probe.wait_attached(round(START_S * 1000))
+        assert attached, f"umbpd does not serve on {self.socket}; its end: {self._process.poll()}"
 
     def kill(self) -> None:
         """Without warning, as a crash."""

@@ -310,3 +310,18 @@ def test_other_threads_run_while_an_object_that_is_let_go_ends(tmp_path: Path) -
         other.join()
         accepted.close()
         silent.close()
+
+
+def test_results_that_nobody_takes_are_kept_up_to_a_bound(client: Client, memory: Memory) -> None:
+    missing = [key(77)], [[(memory.address, BLOCK)]]
+    jobs: list[int] = []
+
+    def load_on() -> None:
+        while len(jobs) < 1 << 20:
+            jobs.append(client.load(*missing))
+
+    with pytest.raises(RuntimeError, match="results not taken, limit"):
+        load_on()
+    assert client.wait(jobs.pop(), 10_000) is not None
+    jobs.append(client.load(*missing))
+    assert all(client.wait(job, 10_000) is not None for job in jobs)

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import HOLD_MS, TIMEOUT_MS, NoPrefixCacheChecks, PreemptionChecks, PrefixChecks, closing
+from checks import (
+    HOLD_MS,
+    TIMEOUT_MS,
+    NeverLoadedChecks,
+    NoPrefixCacheChecks,
+    PreemptionChecks,
+    PrefixChecks,
+    closing,
+)
 from conftest import A, Plain, prompt
 from daemon import Daemon
 from engine import Engine, EngineOptions
@@ -35,13 +43,13 @@ def store(daemon: Daemon, first: Engine) -> Iterator[Store]:
     store.close()
 
 
-class TestAsynchronousLoadsAndLookups(PrefixChecks):
+class TestAsynchronousLoadsAndLookups(PrefixChecks, NeverLoadedChecks):
     @pytest.fixture
     def engine(self, first: Engine) -> Engine:
         return first
 
 
-class TestSynchronousLoads(PrefixChecks, PreemptionChecks):
+class TestSynchronousLoads(PrefixChecks, NeverLoadedChecks, PreemptionChecks):
     @pytest.fixture(scope="class")
     def engine(self, model: Path, daemon: Daemon) -> Iterator[Engine]:
         with running(model, daemon, {"load_async": False}, blocks=30) as engine:

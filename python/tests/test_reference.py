@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checks import HOLD_MS, TIMEOUT_MS, NoPrefixCacheChecks, PreemptionChecks, PrefixChecks, closing
+from checks import (
+    HOLD_MS,
+    TIMEOUT_MS,
+    NeverLoadedChecks,
+    NoPrefixCacheChecks,
+    PreemptionChecks,
+    PrefixChecks,
+    closing,
+)
 from conftest import A, Plain
 from daemon import Daemon
 from engine import Engine, EngineOptions
@@ -38,12 +46,14 @@ def first(model: Path, daemon: Daemon) -> Iterator[Engine]:
 
 
 class TestAsynchronousLoads(PrefixChecks):
+    """Without `NeverLoadedChecks`: this connector's scheduler asks again, as often as the load fails."""
+
     @pytest.fixture
     def engine(self, first: Engine) -> Engine:
         return first
 
 
-class TestSynchronousLoads(PrefixChecks, PreemptionChecks):
+class TestSynchronousLoads(PrefixChecks, NeverLoadedChecks, PreemptionChecks):
     stores_behind_a_load = False
 
     @pytest.fixture(scope="class")

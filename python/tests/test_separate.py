@@ -4,7 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checks import HOLD_MS, TIMEOUT_MS, NoPrefixCacheChecks, PreemptionChecks, PrefixChecks, check_prefixes, closing
+from checks import (
+    HOLD_MS,
+    TIMEOUT_MS,
+    NeverLoadedChecks,
+    NoPrefixCacheChecks,
+    PreemptionChecks,
+    PrefixChecks,
+    check_prefixes,
+    closing,
+)
 from conftest import Plain
 from daemon import Daemon
 from engine import Engine, EngineOptions
@@ -14,7 +23,7 @@ from test_connector import MODULE, running
 import umbp
 
 
-class TestAsynchronousLoads(PrefixChecks, PreemptionChecks):
+class TestAsynchronousLoads(PrefixChecks, NeverLoadedChecks, PreemptionChecks):
     @pytest.fixture(scope="class")
     def engine(self, model: Path, daemon: Daemon) -> Iterator[Engine]:
         with running(model, daemon, {}, separate=True, blocks=30) as engine:

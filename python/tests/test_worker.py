@@ -4,116 +4,20 @@ import os
 import pickle
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from daemon import Daemon
 from store import gather, wait_for
+from worker_rig import STRIDE, Engine, Place, block_hash, key
 
-from umbp import Client, Layout, StepPlan, Worker, engine_descriptor
+from umbp import StepPlan, engine_descriptor
 from umbp.vllm import staging
 from umbp.vllm.messages import UmbpWorkerMetadata
 from umbp.vllm.staging import Staging
 from umbp.vllm.stats import UmbpStats
-
-BLOCKS, NUMBERS = 16, 256
-STRIDE = NUMBERS * 4
-LAYERS = ("first", "second")
-DESCRIPTOR = {"made by": "tests of the worker"}
-TIMEOUT_MS = 1000
-
-
-Ended = tuple[int, int, list[tuple[int, bytes]]]
-"""A store event, its workers, and what failed."""
-
-
-@dataclass
-class Place:
-    sizes: tuple[int, int, int, int] = (1, 1, 1, 1)
-    index: int = 0
-    replicas: int = 1
-
-
-LAYOUT: Any = None
-"""A staging has its own."""
-
-
-def key(number: int) -> str:
-    return f"umbp:vllm:v1:staged:tp0:pcp0:dcp0:pp0:g0:{block_hash(number).hex()}"
-
-
-def store_blocks_of(moved: Staging) -> Callable[[Any, list[str], list[int], list[int]], int]:
-    """Stores of chains of one block."""
-    return lambda layout, keys, blocks, groups: moved.store_blocks(
-        layout, keys, blocks, groups, [None] * len(keys), [0] * len(keys)
-    )
-
-
-def block_hash(number: int) -> bytes:
-    return number.to_bytes(32, "big")
-
-
-class Engine:
-    """A worker and its tensors."""
-
-    def __init__(self, daemon: Daemon, staged: bool, place: Place | None = None, by_request: bool = False) -> None:
-        self.tensors = {layer: torch.randn(BLOCKS, NUMBERS) for layer in LAYERS}
-        layers = [(layer, 0, STRIDE, STRIDE, index * STRIDE) for index, layer in enumerate(LAYERS)]
-        layout = Layout(layers, {name: (tensor.data_ptr(), STRIDE) for name, tensor in self.tensors.items()})
-        place = place or Place()
-        self.client = Client(daemon.socket, DESCRIPTOR, "staged", timeout_ms=TIMEOUT_MS, job_timeout_ms=TIMEOUT_MS)
-        assert self.client.wait_attached(10_000)
-        how: dict[str, Any] = {
-            "place": place,
-            "report_failed_requests": by_request,
-            "events": True,
-            "timeout_ms": TIMEOUT_MS,
-        }
-        if staged:
-            self.staging = moved = Staging(self.client, layout, self.tensors, [0])
-            self.worker = Worker.staged(moved, self.client, "staged", **how)
-        else:
-            ranges = [(tensor.data_ptr(), BLOCKS * STRIDE) for tensor in self.tensors.values()]
-            self.worker = Worker(daemon.socket, DESCRIPTOR, layout=layout, blocks=BLOCKS, ranges=ranges, **how)
-
-    def store(
-        self, event: int, numbers: list[int], blocks: list[int]
-    ) -> list[tuple[int, int, list[tuple[int, bytes]]]]:
-        """Until the event has ended."""
-        rows = [
-            (0, block_hash(n), block, block_hash(numbers[depth - 1]) if depth else None, depth)
-            for depth, (n, block) in enumerate(zip(numbers, blocks, strict=True))
-        ]
-        self.worker.store(StepPlan(store_event=event, stores=[("request", rows)]))
-        ended: list[Ended] = []
-
-        def has_ended() -> bool:
-            self.worker.take_finished()
-            ended.extend(self.worker.take_store_events())
-            return bool(ended)
-
-        wait_for(has_ended, "the end of a store")
-        return ended
-
-    def load(self, numbers: list[int], blocks: list[int], async_load: bool = False) -> None:
-        rows = [(0, block_hash(n), block) for n, block in zip(numbers, blocks, strict=True)]
-        step = StepPlan(async_load=async_load, loads=[("request", rows)])
-        self.worker.handle_preemptions(step)
-        self.worker.start_load(step)
-        for _ in LAYERS:
-            self.worker.wait_for_layer_load()
-
-    def block(self, block: int) -> list[list[float]]:
-        return [self.tensors[layer][block].tolist() for layer in LAYERS]
-
-    def close(self) -> None:
-        self.worker.close()
-        self.client.close()
 
 
 @pytest.fixture(params=["direct", "staged"])
@@ -272,135 +176,6 @@ def test_a_closed_worker_does_and_reports_nothing(engine: Engine) -> None:
     engine.worker.store(StepPlan(store_event=1, stores=[("request", [(0, block_hash(1), 1, None, 0)])]))
     assert engine.worker.take_load_errors() == []
     assert engine.worker.take_store_events() == []
-
-
-@pytest.fixture
-def staged(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setattr(staging, "BUFFER_BYTES", 3 * 2 * STRIDE)
-    engine = Engine(daemon, staged=True)
-    wait_for(lambda: engine.client.clear()[1] == 0, "the end of all uses")
-    yield engine
-    engine.close()
-
-
-def out_of_memory_once(monkeypatch: pytest.MonkeyPatch, staged: Engine, copy: str) -> None:
-    """The next gather or scatter fails as a device's does."""
-    whole = getattr(staged.staging, copy)
-
-    def fails(*arguments: object) -> None:
-        monkeypatch.setattr(staged.staging, copy, whole)
-        raise torch.OutOfMemoryError("no memory left on the device")
-
-    monkeypatch.setattr(staged.staging, copy, fails)
-
-
-def await_loads(engine: Engine, names: set[str]) -> None:
-    """Until all of these requests are told to have ended."""
-    left = set(names)
-
-    def none_left() -> bool:
-        left.difference_update(engine.worker.take_finished())
-        return not left
-
-    wait_for(none_left, f"the end of {names}")
-
-
-def test_a_scatter_that_fails_concerns_its_own_wave(staged: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A3: the load that is waited for is another than the one that fails."""
-    numbers = list(range(1, 9))
-    staged.store(1, numbers, numbers)
-    out_of_memory_once(monkeypatch, staged, "_scatter")
-    for name, rows in (("a", [(1, 9)]), ("b", [(2, 10), (3, 11)])):
-        loads = [(name, [(0, block_hash(number), block) for number, block in rows])]
-        staged.worker.start_load(StepPlan(async_load=True, loads=loads))
-    await_loads(staged, {"a", "b"})
-    failed = staged.worker.take_load_errors()
-    assert failed in ([9], [10, 11])
-    assert all(staged.block(block) == staged.block(block - 8) for block in (9, 10, 11) if block not in failed)
-    # The engine computes the failed ones anew, and nobody writes them after.
-    for block in failed:
-        staged.tensors["first"][block] = block
-    staged.load([4, 5, 6, 7], [12, 13, 14, 15])
-    assert staged.worker.take_load_errors() == []
-    assert all((staged.tensors["first"][block] == block).all() for block in failed)
-    assert [staged.block(block) for block in (12, 13, 14, 15)] == [staged.block(number) for number in (4, 5, 6, 7)]
-
-
-def test_a_gather_that_fails_concerns_its_own_wave(staged: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    staged.store(1, [20], [1])
-    out_of_memory_once(monkeypatch, staged, "_gather")
-    assert staged.store(2, [21], [2]) == [(2, 1, [(0, block_hash(21))])]
-    staged.load([20], [9])
-    assert staged.worker.take_load_errors() == []
-    assert staged.block(9) == staged.block(1)
-    assert staged.store(3, [21], [2]) == [(3, 1, [])]
-
-
-def test_a_job_that_python_fails_to_tell_of_writes_nothing_after(
-    staged: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    staged.store(1, [1, 2], [1, 2])
-    whole = staged.staging.wait
-
-    def fails(job: int, timeout_ms: int) -> None:
-        monkeypatch.setattr(staged.staging, "wait", whole)
-        raise RuntimeError("the wait itself fails")
-
-    monkeypatch.setattr(staged.staging, "wait", fails)
-    staged.load([1], [9])
-    assert staged.worker.take_load_errors() == [9]
-    before = staged.block(9)
-    staged.load([2], [10])
-    assert (staged.block(9), staged.block(10)) == (before, staged.block(2))
-    assert staged.staging._jobs == {}
-
-
-def test_what_waits_for_a_buffer_ends_in_time(staged: Engine, daemon: Daemon) -> None:
-    """D4: of six waves two have a buffer; the time of all began when their job did."""
-    daemon.hang()
-    try:
-        began = time.monotonic()
-        store_blocks_of(staged.staging)(LAYOUT, [key(n) for n in range(15)], list(range(15)), [0] * 15)
-        staged.load([1, 2, 3, 4], [9, 10, 11, 12])
-        assert time.monotonic() - began < 1.5 * TIMEOUT_MS / 1000
-        assert staged.worker.take_load_errors() == [9, 10, 11, 12]
-        loads = [("a", [(0, block_hash(n), n) for n in range(15)])]
-        staged.worker.start_load(StepPlan(async_load=True, loads=loads))
-        await_loads(staged, {"a"})
-        assert time.monotonic() - began < 3 * TIMEOUT_MS / 1000
-    finally:
-        daemon.hang(False)
-
-
-def test_loads_go_before_stores_that_wait(staged: Engine) -> None:
-    staged.store(1, [1], [1])
-    keys = [key(n) for n in range(30, 45)]
-    store = store_blocks_of(staged.staging)(LAYOUT, keys, list(range(15)), [0] * 15)
-    load = staged.staging.load_blocks(LAYOUT, [key(1)], [15], [0])
-    waves = staged.staging._jobs[store].waves
-    loaded = staged.staging.wait(load, TIMEOUT_MS)
-    assert loaded is not None
-    assert loaded.results == ["done"]
-    assert waves, "stores wait still"
-    stored = staged.staging.wait(store, TIMEOUT_MS)
-    assert stored is not None
-    assert stored.results == ["done"] * 15
-
-
-def test_a_queue_that_is_full_refuses(staged: Engine, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "QUEUE_BLOCKS_MAX", 4)
-    daemon.hang()
-    try:
-        first = staged.staging.load_blocks(LAYOUT, [key(1)] * 4, [1, 2, 3, 4], [0] * 4)
-        for ask, word in ((staged.staging.load_blocks, "missed"), (store_blocks_of(staged.staging), "refused")):
-            if word == "refused":
-                ask(LAYOUT, [key(1)] * 4, [1, 2, 3, 4], [0] * 4)
-            ended = staged.staging.wait(ask(LAYOUT, [key(1)], [5], [0]), 0)
-            assert ended is not None
-            assert ended.results == [word]
-        staged.staging.cancel(first)
-    finally:
-        daemon.hang(False)
 
 
 def test_failures_are_told_by_request_where_blocks_do_not_tell(daemon: Daemon) -> None:

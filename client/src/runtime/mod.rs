@@ -3,7 +3,8 @@
 //!
 //! Neither runtime waits longer in a step than [`RuntimeOptions::timeout`], and none fails an engine: a daemon that is
 //! absent, hung or restarted is misses and failed blocks. The time-out is one side's: who bounds an engine's step gives
-//! scheduler and worker a half each. Where the daemon is, and that it is away, is told once for each time ([`Notice`]), for the host to show.
+//! scheduler and worker a half each. Where the daemon is, and that it is away, is told once for each time ([`Notice`]),
+//! for the host to show.
 //!
 //! ```no_run
 //! use umbp_client::runtime::{Hold, MemoryRange, RuntimeOptions, SchedulerRuntime, WorkerRuntime};

@@ -86,7 +86,11 @@ impl SchedulerRuntime {
         let began = Instant::now();
         let answer = self.client.begin_lookup(keys, self.hold_ms(hold)).wait(left);
         self.waited += began.elapsed();
-        self.answer(keys, hold, answer.ok_or(Unanswered)?)
+        let Some(answer) = answer else {
+            self.give_up(keys, hold);
+            return Err(Unanswered);
+        };
+        self.answer(keys, hold, answer)
     }
 
     /// A step of the engine is planned: the next one's lookups have the whole time-out again.
@@ -118,9 +122,16 @@ impl SchedulerRuntime {
 
     /// Gives a lookup up, and what it holds or is going to hold, as far as nobody else wants it.
     pub fn cancel(&mut self, id: LookupId) {
-        if let Some(UnderWay { keys, hold: Hold::Hits, .. }) = self.open.remove(&id.0) {
+        if let Some(UnderWay { keys, hold, .. }) = self.open.remove(&id.0) {
+            self.give_up(&keys, hold);
+        }
+    }
+
+    /// Nobody takes the answer any more.
+    fn give_up(&self, keys: &[LocalKey], hold: Hold) {
+        if hold == Hold::Hits {
             // The daemon takes requests of a session in their order: the hold is there when this comes.
-            self.client.give_up_holds(&self.holds.unwanted(&keys, Instant::now()));
+            self.client.give_up_holds(&self.holds.unwanted(keys, Instant::now()));
         }
     }
 

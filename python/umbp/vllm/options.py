@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from umbp import COPY_THREADS_MAX, HOLD_MS, TIMEOUT_MS
+from umbp import COPY_THREADS_MAX, HOLD_MS, TIMEOUT_MS, default_socket
 from umbp.vllm.session import SessionOptions
 
 RUNTIME_OPTIONS = ("socket", "hold_ms", "timeout_ms", "num_copy_threads")
@@ -84,8 +84,8 @@ class ConnectorOptions:
         """Of the daemon at this socket; none = the option's."""
         # A step may wait for the scheduler's side and then for a worker's.
         side_ms = max(1, self.timeout_ms // 2)
-        own = {"hold_ms": self.hold_ms, "timeout_ms": side_ms, "num_copy_threads": self.num_copy_threads}
-        return SessionOptions.read({"socket": socket or self.socket, **own})
+        socket = socket or self.socket or str(default_socket())
+        return SessionOptions(socket, self.hold_ms, side_ms, self.num_copy_threads)
 
 
 def reference_session(given: Mapping[str, Any]) -> SessionOptions:

@@ -4,9 +4,8 @@ import logging
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from umbp import HOLD_MS, TIMEOUT_MS, Client, default_socket
+from umbp import HOLD_MS, TIMEOUT_MS, Client
 
 logger = logging.getLogger("vllm.umbp")
 
@@ -23,16 +22,6 @@ class SessionOptions:
     timeout_ms: int = TIMEOUT_MS
     """The longest that this side waits in a step."""
     num_copy_threads: int | None = None
-
-    @classmethod
-    def read(cls, options: Mapping[str, Any]) -> "SessionOptions":
-        """From checked options; what they do not name has its default."""
-        return cls(
-            socket=str(options.get("socket") or default_socket()),
-            hold_ms=options.get("hold_ms", HOLD_MS),
-            timeout_ms=options.get("timeout_ms", TIMEOUT_MS),
-            num_copy_threads=options.get("num_copy_threads"),
-        )
 
 
 class Session:
