@@ -50,13 +50,13 @@ impl Engine {
             return;
         }
         self.index[entry].flags |= WANTED;
-        let slot = self.index[entry].copies[DRAM];
+        let slot = self.index.copy(entry, DRAM);
         let resident = slot != NONE && self.tiers[DRAM].copies[slot].state == CopyState::Resident;
         if !resident || self.settings.write == WritePolicy::OnEvict {
             return;
         }
         for tier in DRAM + 1..self.tiers.len() {
-            if self.index[entry].copies[tier] == NONE {
+            if self.index.copy(entry, tier) == NONE {
                 self.queue_put(tier, slot);
             }
         }
@@ -66,7 +66,7 @@ impl Engine {
     pub(super) fn want_above(&mut self, tier: usize, entry: u32) {
         let mut at = entry;
         while let Some(parent) = self.index.above(at) {
-            if self.index.is_wanted(parent) || self.index[parent].copies[tier] != NONE {
+            if self.index.is_wanted(parent) || self.index.copy(parent, tier) != NONE {
                 return;
             }
             self.index[parent].flags |= WANTED;
@@ -78,7 +78,7 @@ impl Engine {
     /// A copy of the first tier is evicted, and no tier below has the block.
     pub(super) fn unseen_again(&mut self, entry: u32) {
         let known = &self.index[entry];
-        let below = known.copies[DRAM + 1..].iter().any(|copy| *copy != NONE);
+        let below = self.index.copies(entry)[DRAM + 1..].iter().any(|copy| *copy != NONE);
         if self.settings.admission == Admission::SecondSighting && !below {
             let print = print_of(&known.key);
             self.sightings.keep(print, SIGHTINGS_FACTOR * self.tiers[DRAM].resident.max(1));
@@ -109,7 +109,7 @@ impl Engine {
     pub(super) fn passes(&self, dram: u32) -> bool {
         let copy = &self.tiers[DRAM].copies[dram];
         let served = |tier: usize| {
-            let below = self.index[copy.entry].copies[tier];
+            let below = self.index.copy(copy.entry, tier);
             below != NONE && self.tiers[tier].running() && self.tiers[tier].copies[below].state == CopyState::Resident
         };
         copy.is(PASSING) && copy.state == CopyState::Resident && (DRAM + 1..self.tiers.len()).any(served)

@@ -53,7 +53,7 @@ impl Engine {
     /// Whether copies left, and whether some had to stay.
     fn clear_entry(&mut self, entry: u32) -> (bool, bool) {
         let (mut removed, mut pinned) = (false, false);
-        let copies = self.index[entry].copies;
+        let copies = self.index.copies(entry);
         for (tier, slot) in copies.into_iter().enumerate().filter(|(_, slot)| *slot != NONE) {
             let copy = &self.tiers[tier].copies[slot];
             let resident = copy.state == CopyState::Resident;

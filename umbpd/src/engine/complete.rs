@@ -144,9 +144,9 @@ impl Engine {
         } else if overdue && whole && doubted {
             // It was only late: the copy is sound after all, and so is what it filled, if that is still of use.
             self.make_resident(tier, lower);
-            if self.index[entry].copies[DRAM] == NONE {
+            if self.index.copy(entry, DRAM) == NONE {
                 self.tiers[DRAM].copies[dram].entry = entry;
-                self.index[entry].copies[DRAM] = dram;
+                self.index.set_copy(entry, DRAM, dram);
                 self.expect(entry);
                 self.make_resident(DRAM, dram);
                 self.unpin(DRAM, dram);

@@ -142,7 +142,7 @@ impl Engine {
     fn demote(&mut self, slot: u32, urgent: bool) -> bool {
         let entry = self.tiers[DRAM].copies[slot].entry;
         let below = DRAM + 1;
-        if below >= self.tiers.len() || self.index[entry].copies[below] != NONE {
+        if below >= self.tiers.len() || self.index.copy(entry, below) != NONE {
             return false;
         }
         if !self.admits(entry) {
@@ -204,7 +204,7 @@ impl Engine {
 
     /// The entry's copy in a lower tier is worth nothing any more: deleted, or doomed while it is pinned.
     pub(super) fn expel(&mut self, tier: usize, entry: u32) {
-        let slot = self.index[entry].copies[tier];
+        let slot = self.index.copy(entry, tier);
         if slot == NONE {
             return;
         }

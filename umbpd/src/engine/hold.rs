@@ -22,7 +22,7 @@ impl Engine {
             self.timers.insert((hold.deadline, timer));
             return true;
         }
-        let slot = self.index[entry].copies[tier];
+        let slot = self.index.copy(entry, tier);
         let bytes = u64::from(self.tiers[tier].copies[slot].bytes);
         let Some(owner) = self.sessions.get_mut(&session) else { return false };
         if owner.hold_bytes + bytes > self.settings.hold_bytes {

@@ -10,15 +10,24 @@ use hashbrown::HashTable;
 use umbp_protocol::message::WireKey;
 
 use super::api::TIERS_MAX;
-use super::slab::{NONE, Slab};
+use super::slab::{NONE, Slab, Words};
 
 /// Tables that the keys are spread over: one that grows stalls the engine for its own share only.
 const SHARDS: usize = 64;
+/// Tiers whose copies an entry names itself; those of further tiers are kept beside the entries.
+const TIERS_INLINE: usize = 2;
 
 /// Lower tiers shall take the block, whatever its own place in its chain.
 pub(super) const WANTED: u8 = 1;
 /// Its parent is resident, and no prompt reaches that either.
 const CUT: u8 = 2;
+
+/// Shares of the tables, each larger than the one before, the last nearly twice the first: then at any number of keys
+/// some tables have just grown and some are about to, and what they hold unused is never half.
+fn bounds() -> [u16; SHARDS - 1] {
+    let part = |table: usize| (table as f64 / SHARDS as f64).exp2() - 1.0;
+    std::array::from_fn(|table| (part(table + 1) * f64::from(u16::MAX)).round() as u16)
+}
 
 /// One known key.
 pub(super) struct Entry {
@@ -36,8 +45,8 @@ pub(super) struct Entry {
     pub(super) children: u32,
     /// Those of them that are resident in some tier.
     pub(super) resident_children: u32,
-    /// Copy's slot in each tier, or NONE.
-    pub(super) copies: [u32; TIERS_MAX],
+    /// Copy's slot in each of the first tiers, or NONE. See [`Index::copy`].
+    copies: [u32; TIERS_INLINE],
     /// Number of resident copies.
     pub(super) resident: u8,
     /// Loads through the first tier in which it did not stay.
@@ -47,12 +56,16 @@ pub(super) struct Entry {
     alive: bool,
 }
 
-const _: () = assert!(size_of::<Entry>() == 104, "an entry's memory is most of what a block takes");
+const _: () = assert!(size_of::<Entry>() == 96, "an entry's memory is most of what a block takes");
 
 /// All entries.
 pub(super) struct Index {
     entries: Slab<Entry>,
+    /// Copy's slot, plus one, in each further tier; 0 for none.
+    further: [Words<u32>; TIERS_MAX - TIERS_INLINE],
     tables: Vec<HashTable<u32>>,
+    /// First of the hash's middle bits that go to each table but the first.
+    bounds: [u16; SHARDS - 1],
     hasher: RandomState,
     /// Entries, ghosts included.
     pub(super) known: u64,
@@ -68,7 +81,9 @@ impl Index {
     pub(super) fn new() -> Self {
         Self {
             entries: Slab::new(),
+            further: [const { Words::new() }; TIERS_MAX - TIERS_INLINE],
             tables: (0..SHARDS).map(|_| HashTable::new()).collect(),
+            bounds: bounds(),
             hasher: RandomState::new(),
             known: 0,
             resident: 0,
@@ -80,7 +95,35 @@ impl Index {
     /// The middle bits choose the table: hashbrown uses the low bits for buckets and the top bits for tags.
     fn locate(&self, key: &WireKey) -> (usize, u64) {
         let hash = self.hasher.hash_one(key);
-        ((hash >> 40) as usize % SHARDS, hash)
+        (self.bounds.partition_point(|bound| *bound <= (hash >> 40) as u16), hash)
+    }
+
+    /// The entry's copy in a tier, or NONE.
+    pub(super) fn copy(&self, slot: u32, tier: usize) -> u32 {
+        match tier.checked_sub(TIERS_INLINE) {
+            None => self.entries[slot].copies[tier],
+            Some(further) => self.further[further].get(slot).wrapping_sub(1),
+        }
+    }
+
+    /// The entry's copy in each tier, or NONE.
+    pub(super) fn copies(&self, slot: u32) -> [u32; TIERS_MAX] {
+        std::array::from_fn(|tier| self.copy(slot, tier))
+    }
+
+    /// No tier has a copy of the entry.
+    pub(super) fn is_ghost(&self, slot: u32) -> bool {
+        self.copies(slot) == [NONE; TIERS_MAX]
+    }
+
+    pub(super) fn set_copy(&mut self, slot: u32, tier: usize, copy: u32) {
+        match tier.checked_sub(TIERS_INLINE) {
+            None => self.entries[slot].copies[tier] = copy,
+            Some(further) if self.further[further].get(slot) != copy.wrapping_add(1) => {
+                self.further[further].set(slot, copy.wrapping_add(1));
+            }
+            Some(_) => {}
+        }
     }
 
     pub(super) fn find(&self, key: &WireKey) -> Option<u32> {
@@ -102,7 +145,7 @@ impl Index {
             parent: NONE,
             children: 0,
             resident_children: 0,
-            copies: [NONE; TIERS_MAX],
+            copies: [NONE; TIERS_INLINE],
             resident: 0,
             loads: 0,
             flags: 0,
@@ -209,7 +252,7 @@ impl Index {
         let mut at = slot;
         while at != NONE {
             let entry = &self.entries[at];
-            if !entry.alive || entry.children > 0 || entry.copies != [NONE; TIERS_MAX] {
+            if !entry.alive || entry.children > 0 || !self.is_ghost(at) {
                 return;
             }
             let (key, parent) = (entry.key, entry.parent);
@@ -235,7 +278,8 @@ impl Index {
     /// Bytes of entries and tables.
     pub(super) fn memory_bytes(&self) -> usize {
         // hashbrown: one control byte beside each bucket of four bytes.
-        self.entries.memory_bytes() + self.tables.iter().map(|table| table.capacity() * 8 / 7 * 5).sum::<usize>()
+        let further: usize = self.further.iter().map(Words::memory_bytes).sum();
+        self.entries.memory_bytes() + further + self.tables.iter().map(|table| table.capacity() * 8 / 7 * 5).sum::<usize>()
     }
 }
 
@@ -250,5 +294,48 @@ impl std::ops::Index<u32> for Index {
 impl std::ops::IndexMut<u32> for Index {
     fn index_mut(&mut self, slot: u32) -> &mut Entry {
         &mut self.entries[slot]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use umbp_protocol::message::NamespaceId;
+
+    use super::*;
+
+    fn key(number: u32) -> WireKey {
+        let mut local = [0; 44];
+        local[..4].copy_from_slice(&number.to_le_bytes());
+        WireKey { namespace: NamespaceId(1), local }
+    }
+
+    #[test]
+    fn at_no_number_of_keys_do_tables_hold_much_unused() {
+        let mut index = Index::new();
+        for number in 0..120_000 {
+            index.find_or_insert(key(number), 0);
+            if number >= 50_000 && number % 5_000 == 0 {
+                let tables = index.memory_bytes() - index.entries.memory_bytes();
+                assert!(tables <= 9 * number as usize, "{tables} bytes for {number} keys");
+            }
+        }
+        assert!((0..120_000).all(|number| index.find(&key(number)) == Some(number)));
+    }
+
+    #[test]
+    fn an_entry_names_its_copies_in_every_tier_and_is_kept_for_each() {
+        for tier in 0..TIERS_MAX {
+            let mut index = Index::new();
+            let slot = index.find_or_insert(key(7), 0);
+            assert!(index.is_ghost(slot));
+            index.set_copy(slot, tier, 5);
+            let expected: [u32; TIERS_MAX] = std::array::from_fn(|at| if at == tier { 5 } else { NONE });
+            assert_eq!(index.copies(slot), expected);
+            index.collect(slot);
+            assert_eq!(index.find(&key(7)), Some(slot));
+            index.set_copy(slot, tier, NONE);
+            index.collect(slot);
+            assert_eq!(index.find(&key(7)), None);
+        }
     }
 }

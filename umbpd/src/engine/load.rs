@@ -97,7 +97,7 @@ impl Engine {
         let answer = match self.resolve(tenant, key) {
             Err(reason) => Acquired::Miss(reason),
             Ok((entry, DRAM)) => {
-                let slot = self.index[entry].copies[DRAM];
+                let slot = self.index.copy(entry, DRAM);
                 item = self.lend(session, slot);
                 self.adopt_hold(entry, session);
                 self.ready(slot, DRAM)
@@ -144,10 +144,10 @@ impl Engine {
         if !self.promotions.contains_key(&entry) {
             let first_stamp = self.leases.get(&lease.0).map_or(0, |lease| lease.first_stamp);
             // Anything else in the first tier's place: a rewrite under way, or a fill that is overdue.
-            if self.index[entry].copies[DRAM] != NONE || self.promotions.len() >= PROMOTIONS_MAX {
+            if self.index.copy(entry, DRAM) != NONE || self.promotions.len() >= PROMOTIONS_MAX {
                 return Err(MissReason::NoRoom);
             }
-            let lower = self.index[entry].copies[tier];
+            let lower = self.index.copy(entry, tier);
             self.pin(tier, lower);
             let room = Room { bytes: extent_bytes(u64::from(self.index[entry].length)), floor: 0, first_stamp };
             let Some(place) = self.make_room(tenant, room) else {
@@ -211,7 +211,7 @@ impl Engine {
             self.unpin(DRAM, dram);
         } else if !promotion.submitted {
             self.tiers[tier].gets.retain(|waiting| *waiting != entry);
-            let lower = self.index[entry].copies[tier];
+            let lower = self.index.copy(entry, tier);
             self.detach(DRAM, dram);
             self.tiers[DRAM].copies[dram].pins = 0;
             self.free_dram(dram);

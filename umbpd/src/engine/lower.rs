@@ -90,7 +90,7 @@ impl Engine {
     /// Whether a tier has a block, or will have it before whatever is queued now.
     fn way_down(&self, tier: usize, entry: u32) -> WayDown {
         let state = |tier: usize, slot: u32| (slot != NONE).then(|| self.tiers[tier].copies[slot].state);
-        let [above, below] = [DRAM, tier].map(|tier| self.index[entry].copies[tier]);
+        let [above, below] = [DRAM, tier].map(|tier| self.index.copy(entry, tier));
         match (state(tier, below), state(DRAM, above)) {
             (Some(CopyState::Resident | CopyState::Putting), _) => WayDown::There,
             // Its own commit queues it, if it is admitted by itself.
@@ -110,7 +110,7 @@ impl Engine {
         }
         let (entry, bytes) = (copy.entry, u64::from(copy.bytes));
         let length = u64::from(self.index[entry].length);
-        let lower = self.index[entry].copies[tier];
+        let lower = self.index.copy(entry, tier);
         let mut possible = self.tiers[tier].running()
             && length <= self.tiers[tier].settings.largest_payload
             && self.tiers[tier].queued_bytes + bytes <= self.settings.background_bytes;
@@ -218,7 +218,7 @@ impl Engine {
         let Some(promotion) = self.promotions.get_mut(&entry).filter(|promotion| !promotion.submitted) else { return };
         promotion.submitted = true;
         let dram = promotion.dram;
-        let lower = self.index[entry].copies[tier];
+        let lower = self.index.copy(entry, tier);
         self.submit(tier, Purpose::Get { dram, lower }, entry, now);
     }
 
@@ -251,7 +251,7 @@ impl Engine {
             }
             let copy = &self.tiers[DRAM].copies[put.dram];
             let (entry, tenant) = (copy.entry, usize::from(copy.tenant));
-            let lower = self.index[entry].copies[tier];
+            let lower = self.index.copy(entry, tier);
             if lower != NONE {
                 if self.tiers[tier].copies[lower].state == CopyState::Deleting {
                     self.tiers[tier].puts.push_back(put);
@@ -283,13 +283,13 @@ impl Engine {
     fn start_put(&mut self, tier: usize, dram: u32, again: bool, now: Time) {
         let copy = &self.tiers[DRAM].copies[dram];
         let (entry, tenant, state) = (copy.entry, copy.tenant, copy.state);
-        if state != CopyState::Resident || self.index[entry].copies[tier] != NONE {
+        if state != CopyState::Resident || self.index.copy(entry, tier) != NONE {
             self.tiers[tier].counters.dropped += 1;
             return self.unpin(DRAM, dram);
         }
         let bytes = self.tiers[tier].rounded(u64::from(self.index[entry].length));
         let lower = self.tiers[tier].copies.insert(BlockCopy::new(entry, tenant, 0, bytes as u32, CopyState::Putting));
-        self.index[entry].copies[tier] = lower;
+        self.index.set_copy(entry, tier, lower);
         self.tiers[tier].used[usize::from(tenant)] += bytes;
         self.tiers[tier].puts_in_flight += 1;
         self.submit(tier, Purpose::Put { dram, lower, again }, entry, now);
@@ -352,7 +352,7 @@ impl Engine {
             Purpose::Delete { lower } => (code::DELETE, None, Some(lower)),
             Purpose::DeleteStray { .. } => (code::DELETE, None, None),
             Purpose::Probe if entry == NONE => (code::EXISTS, None, None),
-            Purpose::Probe => (code::EXISTS, None, Some(self.index[entry].copies[tier])),
+            Purpose::Probe => (code::EXISTS, None, Some(self.index.copy(entry, tier))),
         };
         operation.code = code;
         operation.location = lower.map_or(0, |lower| self.tiers[tier].copies[lower].place);

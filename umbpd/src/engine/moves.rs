@@ -37,7 +37,7 @@ impl Engine {
         if slot == self.words.high() {
             self.words.insert(0);
         }
-        self.index[entry].copies[DRAM] = slot;
+        self.index.set_copy(entry, DRAM, slot);
         self.expect(entry);
         self.advance(slot);
         slot
@@ -62,7 +62,7 @@ impl Engine {
             self.index.lost(entry);
         }
         self.tiers[tier].copies[slot].entry = NONE;
-        self.index[entry].copies[tier] = NONE;
+        self.index.set_copy(entry, tier, NONE);
     }
 
     /// Forgets background puts of a copy that have not been submitted.
@@ -171,7 +171,7 @@ impl Engine {
     /// The fastest tier that can serve the entry, or why none can.
     pub(super) fn locate(&self, entry: u32) -> Result<usize, MissReason> {
         let mut reason = MissReason::Absent;
-        for (at, slot) in self.index[entry].copies.iter().enumerate().filter(|(_, slot)| **slot != NONE) {
+        for (at, slot) in self.index.copies(entry).iter().enumerate().filter(|(_, slot)| **slot != NONE) {
             match self.tiers[at].copies[*slot].state {
                 CopyState::Resident if self.tiers[at].running() => return Ok(at),
                 CopyState::Resident => reason = MissReason::TierDown,

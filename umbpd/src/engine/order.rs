@@ -53,7 +53,7 @@ impl Nodes for View<'_> {
 
     fn parent(&self, node: u32) -> Option<u32> {
         let above = self.index.above(self.copies[node].entry)?;
-        let copy = self.index[above].copies[self.tier];
+        let copy = self.index.copy(above, self.tier);
         (copy != NONE && self.copies[copy].is(TRACKED)).then_some(copy)
     }
 }
@@ -88,7 +88,7 @@ impl Engine {
 
     /// A copy of the first tier that is being written or filled: its ancestors must not leave before it is there.
     fn is_coming(&self, tier: usize, entry: u32) -> bool {
-        let copy = self.index[entry].copies[tier];
+        let copy = self.index.copy(entry, tier);
         let state = |copy: u32| self.tiers[tier].copies[copy].state;
         copy != NONE && matches!(state(copy), CopyState::Writing | CopyState::Filling)
     }
@@ -144,7 +144,7 @@ impl Engine {
 
     /// The entry's tracked copy in a tier, if it has one.
     fn tracked(&self, tier: usize, entry: u32) -> Option<u32> {
-        let copy = self.index[entry].copies[tier];
+        let copy = self.index.copy(entry, tier);
         (copy != NONE && self.tiers[tier].copies[copy].is(TRACKED)).then_some(copy)
     }
 
@@ -234,7 +234,7 @@ impl Engine {
     fn listed_above(&self, tier: usize, entry: u32) -> Option<u32> {
         let mut at = entry;
         while let Some(parent) = self.index.above(at) {
-            let found = self.index[parent].copies[tier];
+            let found = self.index.copy(parent, tier);
             if found != NONE && self.tiers[tier].copies[found].is(LISTED) {
                 return Some(found);
             }
@@ -298,7 +298,7 @@ impl Engine {
         let mut view = View { tier, copies, marks, kids, index: &self.index, work: &mut self.work };
         let mut begun = None;
         for entry in path.iter().map(|packed| *packed as u32) {
-            let copy = view.index[entry].copies[tier];
+            let copy = view.index.copy(entry, tier);
             if copy == NONE || !view.copies[copy].is(TRACKED) {
                 continue;
             }

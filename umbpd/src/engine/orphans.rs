@@ -33,7 +33,7 @@ impl Engine {
         for entry in stored {
             self.index.settle_cut(*entry);
             if self.index.is_orphan(*entry) {
-                let slot = self.index[*entry].copies[DRAM];
+                let slot = self.index.copy(*entry, DRAM);
                 let generation = self.generation(slot);
                 self.adrift[tenant].all.push_back((slot, generation));
             } else if self.index[*entry].resident_children > 0 {

@@ -54,7 +54,7 @@ impl Engine {
         };
         let key = WireKey { namespace, local: block.key };
         let entry = self.index.find_or_insert(key, block.depth.min(DEPTH_MAX));
-        let known = self.index[entry].copies[tier];
+        let known = self.index.copy(entry, tier);
         if known != NONE {
             let copy = &self.tiers[tier].copies[known];
             // While its put is under way nobody knows where it lies: what was found may be that very block.
@@ -71,7 +71,7 @@ impl Engine {
             }
             return false;
         }
-        let fresh = self.index[entry].copies.iter().all(|copy| *copy == NONE);
+        let fresh = self.index.is_ghost(entry);
         if fresh {
             self.hang_recovered(entry, block);
             self.index[entry].length = block.length as u32;
@@ -89,7 +89,7 @@ impl Engine {
         let mut copy = BlockCopy::new(entry, tenant, block.location, bytes as u32, CopyState::Doubted);
         copy.flags = UNPLACED;
         let slot = self.tiers[tier].copies.insert(copy);
-        self.index[entry].copies[tier] = slot;
+        self.index.set_copy(entry, tier, slot);
         self.tiers[tier].used[usize::from(tenant)] += bytes;
         if useful {
             self.make_resident(tier, slot);
@@ -106,13 +106,14 @@ impl Engine {
         let depth = block.depth.min(DEPTH_MAX);
         let depth = if known.children > 0 { depth.min(known.depth) } else { depth };
         let key = WireKey { local: block.parent, ..known.key };
-        let above = self.index.find(&key).map(|above| &self.index[above]);
+        let above = self.index.find(&key);
         let fits = depth > 0
             && block.parent != [0; KEY_BYTES]
             && block.parent != block.key
             && matches!(LocalKey::from_bytes(&block.parent), Ok(Some(_)))
             && above.is_none_or(|above| {
-                above.depth < depth || (above.parent == NONE && above.copies.iter().all(|copy| *copy == NONE))
+                let known = &self.index[above];
+                known.depth < depth || (known.parent == NONE && self.index.is_ghost(above))
             });
         self.hang(entry, fits.then_some(key), depth);
     }
@@ -138,7 +139,7 @@ impl Engine {
         let mut path = Vec::new();
         let mut at = (self.tiers[tier].copies[slot].entry != NONE).then(|| self.tiers[tier].copies[slot].entry);
         while let Some(entry) = at {
-            let copy = self.index[entry].copies[tier];
+            let copy = self.index.copy(entry, tier);
             if copy != NONE && self.tiers[tier].copies[copy].is(UNPLACED) {
                 path.push(copy);
             } else if copy != NONE && self.tiers[tier].copies[copy].is(LISTED) {

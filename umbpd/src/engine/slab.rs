@@ -55,7 +55,7 @@ pub(super) struct Words<T> {
 }
 
 impl<T: Copy + Default> Words<T> {
-    pub(super) fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self { chunks: Vec::new() }
     }
 

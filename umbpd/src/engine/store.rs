@@ -74,26 +74,25 @@ impl Engine {
             return Checked::Answer(Reserved::Invalid);
         }
         let parent = parent.map(|_| WireKey { local: item.parent, ..item.key });
-        if let Some(above) = parent.and_then(|parent| self.index.find(&parent)) {
-            let above = &self.index[above];
+        if let Some(slot) = parent.and_then(|parent| self.index.find(&parent)) {
+            let above = &self.index[slot];
             // Depths must fall toward the root, or links could form a ring. Only a ghost whose place nobody has
             // told yet gives way.
-            let told = above.parent != NONE || above.copies.iter().any(|copy| *copy != NONE);
+            let told = above.parent != NONE || !self.index.is_ghost(slot);
             if above.depth >= item.depth && told {
                 return Checked::Answer(Reserved::Invalid);
             }
         }
         let Some(slot) = self.index.find(&item.key) else { return Checked::New { parent } };
         let entry = &self.index[slot];
-        let occupied = entry.copies.iter().any(|copy| *copy != NONE);
-        if occupied && u64::from(entry.length) != item.length {
+        if !self.index.is_ghost(slot) && u64::from(entry.length) != item.length {
             // K13: the old copy stays, be it as good as gone.
             return Checked::Answer(Reserved::LengthDiffers);
         }
         if self.locate(slot).is_ok() {
             return Checked::Answer(Reserved::Present);
         }
-        match entry.copies[DRAM] {
+        match self.index.copy(slot, DRAM) {
             NONE if entry.children > 0 && item.depth > entry.depth => Checked::Answer(Reserved::Invalid),
             NONE => Checked::New { parent },
             slot if self.tiers[DRAM].copies[slot].state == CopyState::Writing => {

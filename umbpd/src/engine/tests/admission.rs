@@ -16,7 +16,7 @@ fn below(rig: &mut Rig, all: std::ops::Range<u64>) -> Vec<u64> {
     rig.settle_stores();
     let found = all.filter(|n| {
         let entry = rig.engine.index.find(&rig.key(*n));
-        entry.is_some_and(|entry| rig.engine.index[entry].copies[1] != super::super::slab::NONE)
+        entry.is_some_and(|entry| rig.engine.index.copy(entry, 1) != super::super::slab::NONE)
     });
     found.collect()
 }
@@ -110,7 +110,7 @@ fn a_block_that_passes_through_stays_while_it_is_read_and_where_its_copy_below_i
     assert_eq!(rig.status("/tiers/0/passed_through"), 0, "another reads it");
     // The copy below is lost meanwhile.
     let entry = rig.engine.index.find(&rig.key(1)).expect("known");
-    let lower = rig.engine.index[entry].copies[1];
+    let lower = rig.engine.index.copy(entry, 1);
     rig.engine.hide(1, lower, crate::engine::tier::CopyState::Doubted);
     rig.release(two, second, &[]);
     assert_eq!(rig.status("/tiers/0/passed_through"), 0, "no one else has it");
