@@ -96,13 +96,17 @@ impl Nvme {
     fn drop_strangers(&self, store: &Store) {
         let mut namespaces = locked(&store.namespaces);
         namespaces.seal();
+        let dropped = !namespaces.strangers_gone();
         if let Err(error) = namespaces.drop_strangers(&store.folder) {
             let path = store.folder.path().display();
             self.host.log(Level::Warn, &format!("path {path}: namespaces not in use stay on disk: {error}"));
         }
-        let alone = namespaces.all_new() && namespaces.strangers_gone();
+        let (alone, gone) = (namespaces.all_new(), namespaces.strangers_gone());
         drop(namespaces);
-        while alone && !locked(&store.space).end_recovery(SLICE_ENTRIES) {}
+        if gone && dropped {
+            locked(&store.space).expect_strangers();
+        }
+        while alone && gone && !locked(&store.space).end_recovery(SLICE_ENTRIES) {}
         store.ask_relief();
     }
 
@@ -113,6 +117,7 @@ impl Nvme {
             }
         }
         store.ask_relief();
+        store.room_made();
         let recovery = locked(&store.recovery);
         let (damaged, cut) = (recovery.damaged, recovery.beyond_end);
         drop(recovery);

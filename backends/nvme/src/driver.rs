@@ -11,6 +11,7 @@ use umbp_plugin_api::Status;
 use crate::piece::{Active, Piece, Verdict, judge, next_piece, start};
 use crate::port::{Direction, Done, Port, Request};
 use crate::regions::Registrations;
+use crate::space::Room;
 use crate::store::{Command, Store, monotonic_ns};
 use crate::transfer::{Bounce, Reserved, Transfer};
 use crate::verify::Loaded;
@@ -42,6 +43,8 @@ pub(crate) struct Driver {
     free_actives: Vec<usize>,
     /// By the index that the active had.
     remains: HashMap<usize, Remains>,
+    /// Stores that wait for room, oldest first.
+    waiting: VecDeque<Transfer>,
     /// Indices of actives that have bytes left to issue.
     loads: VecDeque<usize>,
     stores: VecDeque<usize>,
@@ -64,6 +67,7 @@ impl Driver {
             actives: Vec::new(),
             free_actives: Vec::new(),
             remains: HashMap::new(),
+            waiting: VecDeque::new(),
             loads: VecDeque::new(),
             stores: VecDeque::new(),
             pieces: (0..depth).map(|_| PieceSlot { generation: 0, piece: None }).collect(),
@@ -83,6 +87,7 @@ impl Driver {
                 self.obey(command);
             }
             self.expire();
+            self.place_waiting();
             self.issue();
             if self.idle() && self.stop.is_some() && self.store.inbox.close_if_empty() {
                 return Ok(());
@@ -116,6 +121,7 @@ impl Driver {
             remains.bounce.leak();
             remains.reserved.iter_mut().for_each(|reserved| reserved.kept = true);
         }
+        self.waiting.drain(..).for_each(|transfer| transfer.fail(Status::PANICKED, 0));
         for mut active in self.actives.drain(..).flatten() {
             if !clean && let Some(bounce) = active.bounce.as_mut() {
                 bounce.leak();
@@ -133,11 +139,36 @@ impl Driver {
     }
 
     fn idle(&self) -> bool {
-        self.actives.len() == self.free_actives.len()
+        self.actives.len() == self.free_actives.len() && self.waiting.is_empty()
+    }
+
+    /// Gives units to stores that wait for room, in their order, as far as there is room now.
+    fn place_waiting(&mut self) {
+        while let Some(awaited) = self.waiting.front().and_then(|transfer| transfer.awaited.as_ref()) {
+            let room = self.store.reserve_awaited(awaited);
+            if room == Room::Awaited {
+                return;
+            }
+            let Some(mut transfer) = self.waiting.pop_front() else { return };
+            transfer.awaited = None;
+            if let Room::At(unit) = room {
+                let (store, length) = (self.store.clone(), transfer.operation.length);
+                transfer.unit = unit;
+                transfer.reserved = Some(Reserved { store, unit, length, kept: false });
+                self.enqueue(transfer);
+            } else {
+                self.store.host.count("no_space", 1);
+                transfer.fail(Status::NO_SPACE, 0);
+            }
+        }
     }
 
     fn obey(&mut self, command: Command) {
         match command {
+            Command::Transfer(transfer) if transfer.awaited.is_some() => {
+                self.store.host.count("awaited_room", 1);
+                self.waiting.push_back(*transfer);
+            }
             Command::Transfer(transfer) => self.enqueue(*transfer),
             Command::Cancel(ids) => {
                 self.end_early(|transfer| ids.contains(&transfer.ticket.id()).then_some(Status::CANCELLED))
@@ -183,6 +214,12 @@ impl Driver {
     /// Ends transfers for which `verdict` has a status: at once, unless the kernel is at work in the host's memory. Then
     /// the port is asked to cancel, and the transfer ends with its last piece.
     fn end_early(&mut self, verdict: impl Fn(&Transfer) -> Option<Status>) {
+        for transfer in std::mem::take(&mut self.waiting) {
+            match verdict(&transfer) {
+                Some(status) => transfer.fail(status, 0),
+                None => self.waiting.push_back(transfer),
+            }
+        }
         for index in 0..self.actives.len() {
             let Some(active) = self.actives[index].as_mut().filter(|active| active.failure.is_none()) else { continue };
             let Some(status) = verdict(&active.transfer) else { continue };

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::SeekFrom;
 use umbp_plugin_api::{Host, OpenError};
 
-use crate::folder::{Folder, environment};
+use crate::folder::{Folder, environment, snapshot_name};
 use crate::format::{RECORD_BYTES, UNIT_BYTES};
 use crate::journal::Journal;
 use crate::keeper::Keeper;
@@ -20,8 +20,8 @@ use crate::queue::locked;
 use crate::ranges::holes;
 use crate::recovery::{Claims, Recovery};
 use crate::regions::Address;
-use crate::space::{Live, Space};
-use crate::transfer::Transfer;
+use crate::space::{Live, Room, Space};
+use crate::transfer::{Awaited, Place, Reserved, Transfer};
 use crate::verify::Verifier;
 
 /// Least capacity of one path: below it metadata leaves hardly any room for data.
@@ -35,6 +35,8 @@ const JOURNAL_FLOOR_MAX_BYTES: u64 = 32 << 20;
 /// How long the keeper waits for a snapshot that is being written; then it goes on, and the capacity check in
 /// `reserve` refuses stores where metadata has grown too long.
 const COMPACTION_WAIT: Duration = Duration::from_secs(10);
+/// How long a store waits for room at most, whatever its deadline.
+const ROOM_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// What the driver thread is asked.
 pub(crate) enum Command {
@@ -76,6 +78,13 @@ impl Inbox {
             waker.wake();
         }
         Ok(())
+    }
+
+    /// Has the driver thread look around, though nothing is handed over.
+    pub(crate) fn wake(&self) {
+        if let Some(waker) = self.waker.get() {
+            waker.wake();
+        }
     }
 
     /// Everything handed over so far.
@@ -194,6 +203,9 @@ impl Opening {
         let recovery = Recovery::new(self.index as u8, journal.files(), tail, length);
         let floor = (self.capacity / 128).clamp(JOURNAL_FLOOR_MIN_BYTES, JOURNAL_FLOOR_MAX_BYTES);
         let mut space = Space::new(self.capacity, length.div_ceil(UNIT_BYTES), holes(&data, length), floor);
+        if let Ok(found) = data.metadata() {
+            space.measured(found.blocks() * 512);
+        }
         // A smaller punch than the file system's own block zeroes, and frees nothing.
         if rustix::fs::fstatvfs(&data).is_ok_and(|found| found.f_frsize > UNIT_BYTES) {
             space.never_punch();
@@ -256,13 +268,41 @@ fn trim(data: &File, capacity: u64, step: u64) -> io::Result<u64> {
 }
 
 impl Store {
-    /// Takes units for a payload of so many bytes.
-    pub(crate) fn reserve(&self, length: u64) -> Option<u64> {
-        let found = locked(&self.space).reserve(length, self.metadata_bytes.load(Ordering::Relaxed));
-        if found.is_none() {
-            self.ask_relief();
+    /// Takes units for a payload of so many bytes, or a place among those that wait for room.
+    pub(crate) fn reserve(self: &Arc<Self>, length: u64) -> Option<Place> {
+        let mut space = locked(&self.space);
+        let room = space.reserve(length, self.metadata_bytes.load(Ordering::Relaxed));
+        let failures = space.punch_failures();
+        drop(space);
+        let store = self.clone();
+        let place = match room {
+            Room::At(unit) => return Some(Place::Store(Reserved { store, unit, length, kept: false })),
+            Room::Awaited => Some(Place::Await(Awaited { store, length, since: Instant::now(), failures })),
+            Room::Full => None,
+        };
+        self.ask_relief();
+        place
+    }
+
+    /// Takes units for the first of those that wait.
+    pub(crate) fn reserve_awaited(&self, awaited: &Awaited) -> Room {
+        let metadata = self.metadata_bytes.load(Ordering::Relaxed);
+        let room = locked(&self.space).reserve_awaited(awaited.length, metadata, awaited.failures);
+        match room {
+            Room::Awaited if awaited.since.elapsed() >= ROOM_WAIT_MAX => Room::Full,
+            Room::Awaited => {
+                self.ask_relief();
+                Room::Awaited
+            }
+            decided => decided,
         }
-        found
+    }
+
+    /// There may be room now for stores that wait.
+    pub(crate) fn room_made(&self) {
+        if locked(&self.space).waited_for() {
+            self.inbox.wake();
+        }
     }
 
     /// Makes the data file reach `end`. Called by the driver thread alone.
@@ -326,10 +366,15 @@ impl Store {
     /// Bytes of all files on the disk, as du counts them.
     pub(crate) fn medium_bytes(&self) -> u64 {
         let of = |metadata: io::Result<std::fs::Metadata>| metadata.map_or(0, |found| found.blocks() * 512);
-        let files = locked(&self.journal).files();
+        let (files, number) = {
+            let journal = locked(&self.journal);
+            (journal.present(), journal.number())
+        };
+        // The next snapshot, while it is written.
+        let next = of(std::fs::metadata(self.folder.file(&format!("{}.tmp", snapshot_name(number)))));
         let records: u64 = files.iter().map(|file| of(file.file.metadata())).sum();
         let small = ["superblock", "namespaces", "lock"].map(|name| of(std::fs::metadata(self.folder.file(name))));
-        of(self.data.metadata()) + records + small.iter().sum::<u64>()
+        of(self.data.metadata()) + records + next + small.iter().sum::<u64>()
     }
 }
 
