@@ -10,13 +10,14 @@ use umbp_plugin_api::types::{Operation, RecoveredBlock};
 use umbp_plugin_api::{Backend, Host, Info, OpenConfig, OpenError, Opened, OptionsError, Role, Status, Submitted};
 
 use crate::format::UNIT_BYTES;
+use crate::inbox::Command;
 use crate::launch::{Threads, launch};
 use crate::namespaces::{Namespace, NamespaceMap};
 use crate::options::Options;
 use crate::port::{Disk, Medium};
 use crate::queue::locked;
 use crate::regions::{Address, Region, RegionMap};
-use crate::store::{CAPACITY_MIN_BYTES, Command, Opening, Store};
+use crate::store::{CAPACITY_MIN_BYTES, Opening, Store};
 use crate::ticket::Slots;
 use crate::verify::{VERIFY_THREADS_MAX, Verifier};
 

@@ -8,13 +8,18 @@ use std::time::{Duration, Instant};
 
 use umbp_plugin_api::Status;
 
+use crate::inbox::Command;
 use crate::piece::{Active, Piece, Verdict, judge, next_piece, start};
 use crate::port::{Direction, Done, Port, Request};
 use crate::regions::Registrations;
-use crate::space::Room;
-use crate::store::{Command, Store, monotonic_ns};
+use crate::store::{Store, monotonic_ns};
 use crate::transfer::{Bounce, Reserved, Transfer};
 use crate::verify::Loaded;
+
+mod ends;
+mod waits;
+
+use waits::leave_direct;
 
 /// Among so many load pieces one store piece goes, so that loads, which go first, do not starve stores for ever.
 const LOADS_PER_STORE: u32 = 16;
@@ -52,6 +57,8 @@ pub(crate) struct Driver {
     free_pieces: Vec<usize>,
     loads_in_a_row: u32,
     direct: bool,
+    /// Pieces that the port has not taken, to be told as failed.
+    refused: Vec<Done>,
     stop: Option<Instant>,
     expired_at: Instant,
 }
@@ -74,6 +81,7 @@ impl Driver {
             free_pieces: (0..depth).rev().collect(),
             loads_in_a_row: 0,
             direct,
+            refused: Vec::new(),
             stop: None,
             expired_at: Instant::now(),
         }
@@ -92,75 +100,18 @@ impl Driver {
             if self.idle() && self.stop.is_some() && self.store.inbox.close_if_empty() {
                 return Ok(());
             }
+            done.append(&mut self.refused);
             let waiting = !self.idle() || self.stop.is_some();
-            self.port.wait(waiting.then_some(EXPIRY_TICK), &mut done)?;
+            let tick = if done.is_empty() { EXPIRY_TICK } else { Duration::ZERO };
+            self.port.wait(waiting.then_some(tick), &mut done)?;
             for piece in done.drain(..) {
                 self.complete_piece(piece);
             }
         }
     }
 
-    /// After a panic or a broken port: waits until the kernel has let go of all memory, then fails what is left. The
-    /// status makes the host quarantine the buffers, in case the kernel has not.
-    pub(crate) fn fail_all(mut self, deadline: Duration) {
-        let (until, mut done) = (Instant::now() + deadline, Vec::new());
-        while self.free_pieces.len() < self.pieces.len() && Instant::now() < until {
-            // What broke once may break again.
-            if !catch_unwind(AssertUnwindSafe(|| self.port.wait(Some(EXPIRY_TICK), &mut done).is_ok())).unwrap_or(false)
-            {
-                break;
-            }
-            for piece in done.drain(..) {
-                if let Some((slot, _)) = self.slot_of(piece.token) {
-                    self.free_piece(slot);
-                }
-            }
-        }
-        let clean = self.free_pieces.len() == self.pieces.len();
-        for mut remains in self.remains.into_values().filter(|_| !clean) {
-            remains.bounce.leak();
-            remains.reserved.iter_mut().for_each(|reserved| reserved.kept = true);
-        }
-        self.waiting.drain(..).for_each(|transfer| transfer.fail(Status::PANICKED, 0));
-        for mut active in self.actives.drain(..).flatten() {
-            if !clean && let Some(bounce) = active.bounce.as_mut() {
-                bounce.leak();
-            }
-            if !clean && let Some(reserved) = active.transfer.reserved.as_mut() {
-                // A write that is still out must not land in another block.
-                reserved.kept = true;
-            }
-            active.transfer.fail(Status::PANICKED, 0);
-        }
-        if !clean {
-            // Closing it while pieces are out is not allowed.
-            std::mem::forget(self.port);
-        }
-    }
-
     fn idle(&self) -> bool {
         self.actives.len() == self.free_actives.len() && self.waiting.is_empty()
-    }
-
-    /// Gives units to stores that wait for room, in their order, as far as there is room now.
-    fn place_waiting(&mut self) {
-        while let Some(awaited) = self.waiting.front().and_then(|transfer| transfer.awaited.as_ref()) {
-            let room = self.store.reserve_awaited(awaited);
-            if room == Room::Awaited {
-                return;
-            }
-            let Some(mut transfer) = self.waiting.pop_front() else { return };
-            transfer.awaited = None;
-            if let Room::At(unit) = room {
-                let (store, length) = (self.store.clone(), transfer.operation.length);
-                transfer.unit = unit;
-                transfer.reserved = Some(Reserved { store, unit, length, kept: false });
-                self.enqueue(transfer);
-            } else {
-                self.store.host.count("no_space", 1);
-                transfer.fail(Status::NO_SPACE, 0);
-            }
-        }
     }
 
     fn obey(&mut self, command: Command) {
@@ -287,7 +238,11 @@ impl Driver {
                 continue;
             };
             if !active.started {
-                start(active, &self.store, self.direct);
+                // What cannot even begin fails alone (D5).
+                if catch_unwind(AssertUnwindSafe(|| start(active, &self.store, self.direct))).is_err() {
+                    self.store.host.count("panics", 1);
+                    active.failure = Some((Status::FAILED, 0));
+                }
             }
             if active.failure.is_some() || active.issued >= active.span {
                 self.queue(direction).pop_front();
@@ -296,7 +251,7 @@ impl Driver {
                 }
                 continue;
             }
-            let piece = next_piece(index, active);
+            let piece = next_piece(index, active, self.direct);
             if active.issued >= active.span {
                 self.queue(direction).pop_front();
             }
@@ -308,12 +263,13 @@ impl Driver {
         let Some(slot) = self.free_pieces.pop() else { return };
         let Some(active) = self.actives[piece.active].as_mut() else { return };
         active.outstanding += 1;
-        let direction = active.transfer.direction;
         self.pieces[slot].piece = Some(piece);
-        self.send(slot, piece, direction);
+        self.send(slot, piece);
     }
 
-    fn send(&mut self, slot: usize, piece: Piece, direction: Direction) {
+    fn send(&mut self, slot: usize, piece: Piece) {
+        let Some(active) = self.actives[piece.active].as_ref() else { return };
+        let direction = active.transfer.direction;
         let request = Request {
             token: token(slot, self.pieces[slot].generation),
             direction,
@@ -325,7 +281,12 @@ impl Driver {
         };
         // SAFETY: the memory is the host's buffer, granted until the completion, or the transfer's own bounce buffer;
         // both stay until no piece is outstanding.
-        unsafe { self.port.push(request) };
+        let pushed = catch_unwind(AssertUnwindSafe(|| unsafe { self.port.push(request) }));
+        if pushed.is_err() {
+            // The port has not taken it. It fails its transfer, and no other (D5).
+            self.store.host.count("panics", 1);
+            self.refused.push(Done { token: request.token, result: -libc::EIO });
+        }
     }
 
     /// The slot and piece of a token, if the token is the current one of its slot.
@@ -355,16 +316,18 @@ impl Driver {
             self.free_piece(slot);
             return self.complete_late(piece.active);
         };
-        let direction = active.transfer.direction;
         match judge(active, &mut piece, done.result, self.direct) {
             Verdict::Again if active.failure.is_none() => {
                 self.store.host.count("short_transfers", 1);
-                self.pieces[slot].piece = Some(piece);
-                // A doubled completion of the part that is done must not pass for the rest's.
-                self.renew(slot);
-                self.send(slot, piece, direction);
-                return;
+                return self.send_again(slot, piece);
             }
+            Verdict::Undirect
+                if active.failure.is_none() && piece.direct && leave_direct(&mut self.direct, &self.store) =>
+            {
+                piece.direct = false;
+                return self.send_again(slot, piece);
+            }
+            Verdict::Undirect => active.failure = active.failure.or(Some((Status::IO, libc::EINVAL))),
             Verdict::Again | Verdict::Done => {}
             Verdict::Failed(status, errno) => active.failure = active.failure.or(Some((status, errno))),
         }
@@ -377,6 +340,13 @@ impl Driver {
             self.stores.retain(|&index| index != piece.active);
             self.finish(piece.active);
         }
+    }
+
+    fn send_again(&mut self, slot: usize, piece: Piece) {
+        self.pieces[slot].piece = Some(piece);
+        // A doubled completion of the part that is done must not pass for the rest's.
+        self.renew(slot);
+        self.send(slot, piece);
     }
 
     fn finish(&mut self, index: usize) {

@@ -11,7 +11,7 @@
 //!
 //! Modules in reading order: [`mod@format`] (bytes on disk), [`options`], `live` (living blocks), `ranges`, `space` (which
 //! units are free, and which are on disk), `folder` (lock, superblock, files), `namespaces`, `journal`, `recovery`,
-//! `compact` (sync windows and snapshots), `ticket`, `queue`, `transfer`, [`port`] (how pieces reach the disk, and where
+//! `compact` (sync windows and snapshots), `ticket`, `queue`, `transfer`, `inbox`, [`port`] (how pieces reach the disk, and where
 //! faults are injected), `piece`, `driver`, `keeper`, `verify`, `store` (one path), `punch` (room given back), `regions`,
 //! `launch` (threads begin and end), `submit`, [`backend`] (the seam to the host).
 
@@ -20,6 +20,7 @@ mod compact;
 mod driver;
 mod folder;
 pub mod format;
+mod inbox;
 mod journal;
 mod keeper;
 mod launch;

@@ -4,24 +4,25 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::fs::SeekFrom;
+use umbp_plugin_api::backend::Level;
 use umbp_plugin_api::{Host, OpenError};
 
 use crate::folder::{Folder, environment, snapshot_name};
 use crate::format::{RECORD_BYTES, UNIT_BYTES};
+use crate::inbox::Inbox;
 use crate::journal::Journal;
 use crate::keeper::Keeper;
 use crate::namespaces::Namespaces;
-use crate::port::{Medium, Wake};
+use crate::port::Medium;
 use crate::queue::locked;
 use crate::ranges::holes;
 use crate::recovery::{Claims, Recovery};
-use crate::regions::Address;
 use crate::space::{Live, Room, Space};
-use crate::transfer::{Awaited, Place, Reserved, Transfer};
+use crate::transfer::{Awaited, Place, Reserved};
 use crate::verify::Verifier;
 
 /// Least capacity of one path: below it metadata leaves hardly any room for data.
@@ -37,81 +38,6 @@ const JOURNAL_FLOOR_MAX_BYTES: u64 = 32 << 20;
 const COMPACTION_WAIT: Duration = Duration::from_secs(10);
 /// How long a store waits for room at most, whatever its deadline.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(5);
-
-/// What the driver thread is asked.
-pub(crate) enum Command {
-    /// Move a block.
-    Transfer(Box<Transfer>),
-    /// End queued transfers with these ids.
-    Cancel(Vec<u64>),
-    /// Register memory; answers its buffers.
-    Register { address: Address, length: u64, reply: std::sync::mpsc::Sender<Vec<u16>> },
-    /// Let go of memory.
-    Unregister { buffers: Arc<[u16]>, reply: std::sync::mpsc::Sender<()> },
-    /// End when nothing is left; from this time on, queued transfers are cancelled.
-    Stop(Instant),
-}
-
-/// Commands on their way to the driver thread. Transfers are bounded by their tickets, the rest by the host's calls.
-pub(crate) struct Inbox {
-    state: Mutex<(Vec<Command>, bool)>,
-    waker: OnceLock<Arc<dyn Wake>>,
-    signalled: AtomicBool,
-}
-
-impl Inbox {
-    fn new() -> Self {
-        Self { state: Mutex::new((Vec::new(), false)), waker: OnceLock::new(), signalled: AtomicBool::new(false) }
-    }
-
-    /// Hands over; gives the command back where the thread has ended.
-    pub(crate) fn push(&self, command: Command) -> Result<(), Command> {
-        let mut state = locked(&self.state);
-        if state.1 {
-            return Err(command);
-        }
-        state.0.push(command);
-        drop(state);
-        if !self.signalled.swap(true, Ordering::AcqRel)
-            && let Some(waker) = self.waker.get()
-        {
-            waker.wake();
-        }
-        Ok(())
-    }
-
-    /// Has the driver thread look around, though nothing is handed over.
-    pub(crate) fn wake(&self) {
-        if let Some(waker) = self.waker.get() {
-            waker.wake();
-        }
-    }
-
-    /// Everything handed over so far.
-    pub(crate) fn take(&self) -> Vec<Command> {
-        self.signalled.store(false, Ordering::Release);
-        std::mem::take(&mut locked(&self.state).0)
-    }
-
-    /// Takes nothing any more, if nothing is in it.
-    pub(crate) fn close_if_empty(&self) -> bool {
-        let mut state = locked(&self.state);
-        state.1 |= state.0.is_empty();
-        state.1
-    }
-
-    /// Takes nothing any more; answers what is in it.
-    pub(crate) fn close(&self) -> Vec<Command> {
-        let mut state = locked(&self.state);
-        state.1 = true;
-        std::mem::take(&mut state.0)
-    }
-
-    /// How the driver thread is woken.
-    pub(crate) fn connect(&self, waker: Arc<dyn Wake>) {
-        let _ = self.waker.set(waker);
-    }
-}
 
 /// What the housekeeping thread is asked.
 #[derive(Default)]
@@ -175,7 +101,7 @@ impl Opening {
             known = None;
             let path = path.display();
             let text = format!("path {path}: superblock or namespaces are damaged; the store begins anew, empty");
-            self.host.log(umbp_plugin_api::backend::Level::Warn, &text);
+            self.host.log(Level::Warn, &text);
             self.host.count("fallback.renewed", 1);
         }
         let listing = folder.list().map_err(|e| failed("list the folder", e))?;
@@ -302,6 +228,25 @@ impl Store {
     pub(crate) fn room_made(&self) {
         if locked(&self.space).waited_for() {
             self.inbox.wake();
+        }
+    }
+
+    /// Has the page cache used for the data file from now on (F1). Called by the driver thread alone.
+    pub(crate) fn leave_direct(&self) -> bool {
+        let cleared = rustix::fs::fcntl_getfl(&self.data)
+            .and_then(|flags| rustix::fs::fcntl_setfl(&self.data, flags - rustix::fs::OFlags::DIRECT));
+        let path = self.folder.path().display();
+        match cleared {
+            Ok(()) => {
+                self.host.count("fallback.direct", 1);
+                let text = "O_DIRECT has passed its probe and is refused now (EINVAL): the page cache is used";
+                self.host.log(Level::Warn, &format!("path {path}: {text}"));
+                true
+            }
+            Err(error) => {
+                self.host.log(Level::Error, &format!("path {path}: O_DIRECT is refused, and cannot be left: {error}"));
+                false
+            }
         }
     }
 

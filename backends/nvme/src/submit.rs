@@ -9,12 +9,12 @@ use umbp_plugin_api::{Completion, Status, Submitted};
 
 use crate::backend::{LARGEST_PAYLOAD_BYTES, Nvme};
 use crate::format::{UNIT_BYTES, fingerprint};
+use crate::inbox::Command;
 use crate::keeper::Deletion;
 use crate::namespaces::Namespace;
 use crate::port::Direction;
 use crate::queue::locked;
 use crate::space::{Live, parts, tag};
-use crate::store::Command;
 use crate::ticket::Ticket;
 use crate::transfer::{Buffer, Place, Transfer};
 

@@ -1,5 +1,6 @@
 //! The nvme backend through its seam, with real files on the disk of the build.
 
+mod apart;
 mod common;
 mod conformance;
 mod faults;
