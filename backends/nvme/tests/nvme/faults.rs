@@ -146,7 +146,7 @@ fn a_passing_i_o_error_is_told_as_such_and_deletes_nothing() {
     let place = folder();
     let (tier, faults) = open(place.path(), "");
     let blocks: Vec<Stored> = (0..4).map(|number| tier.put(number, 600_000).unwrap()).collect();
-    for errno in [libc::EIO, libc::EACCES, libc::EINVAL] {
+    for errno in [libc::EIO, libc::EACCES, libc::ENXIO] {
         *faults.fail.lock().unwrap() = Some((Direction::Load, errno, 1));
         let ask = tier.operation(code::GET, 0, 600_000);
         let done = tier.run(Operation { location: blocks[0].location, ..ask });
