@@ -12,6 +12,7 @@ mod io;
 mod places;
 mod power;
 mod power_cut;
+mod rate;
 mod recovery;
 mod seam;
 mod shapes;

@@ -134,7 +134,7 @@ fn a_file_system_that_is_full_before_the_capacity_refuses_and_never_freezes() {
     warned(&tier, &["stores will be refused when the file system is full"]);
     let mut kept = VecDeque::new();
     let mut refused = 0;
-    for (number, length) in (0..3000_u64).map(|n| (n, [4096, 73_728, 4096, 4096, 294_912, 8192][n as usize % 6])) {
+    for (number, length) in (0..2000_u64).map(|n| (n, [4096, 73_728, 4096, 4096, 294_912, 8192][n as usize % 6])) {
         loop {
             match tier.put(number, length) {
                 Ok(block) => break kept.push_back(block),
@@ -149,7 +149,9 @@ fn a_file_system_that_is_full_before_the_capacity_refuses_and_never_freezes() {
     }
     assert!(refused > 100, "{refused}");
     let resident = tier.nvme.stats().resident_bytes;
-    assert!(resident > 5 * MIB, "{resident} bytes in a file system of 8 MiB");
+    println!("{resident} bytes in a file system of 8 MiB, {refused} refused");
+    // Of the file system's 8 MiB, seven eighths are payload; the rest is records, and what the last eviction has freed.
+    assert!(resident > 7 * MIB, "{resident} bytes in a file system of 8 MiB");
     assert!(kept.iter().all(|block| tier.get(block) == Ok(())));
     let killed = copy_of(&path);
     tier.shutdown();
