@@ -155,6 +155,9 @@ fn a_file_system_that_is_full_before_the_capacity_refuses_and_never_freezes() {
     assert!(kept.iter().all(|block| tier.get(block) == Ok(())));
     let killed = copy_of(&path);
     tier.shutdown();
+    // E3: not a byte is left when it starts again.
+    let full = std::fs::write(mount.place.path().join("ballast"), vec![1; 8 * MIB as usize]).unwrap_err();
+    assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
     for path in [&*path, killed.path()] {
         let (tier, found) = Tier::recovered(path, CAPACITY, "");
         assert_eq!(found.len(), kept.len());
