@@ -10,13 +10,14 @@ use umbp_plugin_api::types::{Operation, RecoveredBlock};
 use umbp_plugin_api::{Backend, Host, Info, OpenConfig, OpenError, Opened, OptionsError, Role, Status, Submitted};
 
 use crate::format::UNIT_BYTES;
+use crate::inbox::Command;
 use crate::launch::{Threads, launch};
 use crate::namespaces::{Namespace, NamespaceMap};
 use crate::options::Options;
 use crate::port::{Disk, Medium};
 use crate::queue::locked;
 use crate::regions::{Address, Region, RegionMap};
-use crate::store::{CAPACITY_MIN_BYTES, Command, Opening, Store};
+use crate::store::{CAPACITY_MIN_BYTES, Opening, Store};
 use crate::ticket::Slots;
 use crate::verify::{VERIFY_THREADS_MAX, Verifier};
 
@@ -96,13 +97,17 @@ impl Nvme {
     fn drop_strangers(&self, store: &Store) {
         let mut namespaces = locked(&store.namespaces);
         namespaces.seal();
+        let dropped = !namespaces.strangers_gone();
         if let Err(error) = namespaces.drop_strangers(&store.folder) {
             let path = store.folder.path().display();
             self.host.log(Level::Warn, &format!("path {path}: namespaces not in use stay on disk: {error}"));
         }
-        let alone = namespaces.all_new() && namespaces.strangers_gone();
+        let (alone, gone) = (namespaces.all_new(), namespaces.strangers_gone());
         drop(namespaces);
-        while alone && !locked(&store.space).end_recovery(SLICE_ENTRIES) {}
+        if gone && dropped {
+            locked(&store.space).expect_strangers();
+        }
+        while alone && gone && !locked(&store.space).end_recovery(SLICE_ENTRIES) {}
         store.ask_relief();
     }
 
@@ -113,6 +118,7 @@ impl Nvme {
             }
         }
         store.ask_relief();
+        store.room_made();
         let recovery = locked(&store.recovery);
         let (damaged, cut) = (recovery.damaged, recovery.beyond_end);
         drop(recovery);

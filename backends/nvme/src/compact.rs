@@ -75,7 +75,10 @@ fn report(store: &Store, result: io::Result<()>) {
 fn write_snapshot(store: &Store, synced: &mut Instant, sync_window: Duration) -> io::Result<()> {
     let (covered, number) = {
         let mut journal = locked(&store.journal);
-        journal.rotate(&store.folder, &*store.medium)?;
+        // What a failed attempt has closed is covered first: one more journal for each attempt would be too many.
+        if !journal.has_closed() {
+            journal.rotate(&store.folder, &*store.medium)?;
+        }
         // Under the lock, so that no record is said to be durable in a file whose name is not.
         store.folder.sync()?;
         (journal.covered(), journal.number())
@@ -104,9 +107,14 @@ fn write_snapshot(store: &Store, synced: &mut Instant, sync_window: Duration) ->
         return Err(error);
     }
     store.host.count("snapshots", 1);
-    for replaced in locked(&store.journal).adopt(snapshot) {
-        std::fs::remove_file(&replaced.path)?;
+    let replaced = locked(&store.journal).adopt(snapshot);
+    for file in &replaced {
+        match std::fs::remove_file(&file.path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
     }
+    locked(&store.journal).removed();
     Ok(())
 }
 

@@ -8,12 +8,18 @@ use std::time::{Duration, Instant};
 
 use umbp_plugin_api::Status;
 
+use crate::inbox::Command;
 use crate::piece::{Active, Piece, Verdict, judge, next_piece, start};
 use crate::port::{Direction, Done, Port, Request};
 use crate::regions::Registrations;
-use crate::store::{Command, Store, monotonic_ns};
+use crate::store::{Store, monotonic_ns};
 use crate::transfer::{Bounce, Reserved, Transfer};
 use crate::verify::Loaded;
+
+mod ends;
+mod waits;
+
+use waits::leave_direct;
 
 /// Among so many load pieces one store piece goes, so that loads, which go first, do not starve stores for ever.
 const LOADS_PER_STORE: u32 = 16;
@@ -42,6 +48,8 @@ pub(crate) struct Driver {
     free_actives: Vec<usize>,
     /// By the index that the active had.
     remains: HashMap<usize, Remains>,
+    /// Stores that wait for room, oldest first.
+    waiting: VecDeque<Transfer>,
     /// Indices of actives that have bytes left to issue.
     loads: VecDeque<usize>,
     stores: VecDeque<usize>,
@@ -49,6 +57,8 @@ pub(crate) struct Driver {
     free_pieces: Vec<usize>,
     loads_in_a_row: u32,
     direct: bool,
+    /// Pieces that the port has not taken, to be told as failed.
+    refused: Vec<Done>,
     stop: Option<Instant>,
     expired_at: Instant,
 }
@@ -64,12 +74,14 @@ impl Driver {
             actives: Vec::new(),
             free_actives: Vec::new(),
             remains: HashMap::new(),
+            waiting: VecDeque::new(),
             loads: VecDeque::new(),
             stores: VecDeque::new(),
             pieces: (0..depth).map(|_| PieceSlot { generation: 0, piece: None }).collect(),
             free_pieces: (0..depth).rev().collect(),
             loads_in_a_row: 0,
             direct,
+            refused: Vec::new(),
             stop: None,
             expired_at: Instant::now(),
         }
@@ -83,61 +95,31 @@ impl Driver {
                 self.obey(command);
             }
             self.expire();
+            self.place_waiting();
             self.issue();
             if self.idle() && self.stop.is_some() && self.store.inbox.close_if_empty() {
                 return Ok(());
             }
+            done.append(&mut self.refused);
             let waiting = !self.idle() || self.stop.is_some();
-            self.port.wait(waiting.then_some(EXPIRY_TICK), &mut done)?;
+            let tick = if done.is_empty() { EXPIRY_TICK } else { Duration::ZERO };
+            self.port.wait(waiting.then_some(tick), &mut done)?;
             for piece in done.drain(..) {
                 self.complete_piece(piece);
             }
         }
     }
 
-    /// After a panic or a broken port: waits until the kernel has let go of all memory, then fails what is left. The
-    /// status makes the host quarantine the buffers, in case the kernel has not.
-    pub(crate) fn fail_all(mut self, deadline: Duration) {
-        let (until, mut done) = (Instant::now() + deadline, Vec::new());
-        while self.free_pieces.len() < self.pieces.len() && Instant::now() < until {
-            // What broke once may break again.
-            if !catch_unwind(AssertUnwindSafe(|| self.port.wait(Some(EXPIRY_TICK), &mut done).is_ok())).unwrap_or(false)
-            {
-                break;
-            }
-            for piece in done.drain(..) {
-                if let Some((slot, _)) = self.slot_of(piece.token) {
-                    self.free_piece(slot);
-                }
-            }
-        }
-        let clean = self.free_pieces.len() == self.pieces.len();
-        for mut remains in self.remains.into_values().filter(|_| !clean) {
-            remains.bounce.leak();
-            remains.reserved.iter_mut().for_each(|reserved| reserved.kept = true);
-        }
-        for mut active in self.actives.drain(..).flatten() {
-            if !clean && let Some(bounce) = active.bounce.as_mut() {
-                bounce.leak();
-            }
-            if !clean && let Some(reserved) = active.transfer.reserved.as_mut() {
-                // A write that is still out must not land in another block.
-                reserved.kept = true;
-            }
-            active.transfer.fail(Status::PANICKED, 0);
-        }
-        if !clean {
-            // Closing it while pieces are out is not allowed.
-            std::mem::forget(self.port);
-        }
-    }
-
     fn idle(&self) -> bool {
-        self.actives.len() == self.free_actives.len()
+        self.actives.len() == self.free_actives.len() && self.waiting.is_empty()
     }
 
     fn obey(&mut self, command: Command) {
         match command {
+            Command::Transfer(transfer) if transfer.awaited.is_some() => {
+                self.store.host.count("awaited_room", 1);
+                self.waiting.push_back(*transfer);
+            }
             Command::Transfer(transfer) => self.enqueue(*transfer),
             Command::Cancel(ids) => {
                 self.end_early(|transfer| ids.contains(&transfer.ticket.id()).then_some(Status::CANCELLED))
@@ -183,6 +165,12 @@ impl Driver {
     /// Ends transfers for which `verdict` has a status: at once, unless the kernel is at work in the host's memory. Then
     /// the port is asked to cancel, and the transfer ends with its last piece.
     fn end_early(&mut self, verdict: impl Fn(&Transfer) -> Option<Status>) {
+        for transfer in std::mem::take(&mut self.waiting) {
+            match verdict(&transfer) {
+                Some(status) => transfer.fail(status, 0),
+                None => self.waiting.push_back(transfer),
+            }
+        }
         for index in 0..self.actives.len() {
             let Some(active) = self.actives[index].as_mut().filter(|active| active.failure.is_none()) else { continue };
             let Some(status) = verdict(&active.transfer) else { continue };
@@ -250,7 +238,11 @@ impl Driver {
                 continue;
             };
             if !active.started {
-                start(active, &self.store, self.direct);
+                // What cannot even begin fails alone (D5).
+                if catch_unwind(AssertUnwindSafe(|| start(active, &self.store, self.direct))).is_err() {
+                    self.store.host.count("panics", 1);
+                    active.failure = Some((Status::FAILED, 0));
+                }
             }
             if active.failure.is_some() || active.issued >= active.span {
                 self.queue(direction).pop_front();
@@ -259,7 +251,7 @@ impl Driver {
                 }
                 continue;
             }
-            let piece = next_piece(index, active);
+            let piece = next_piece(index, active, self.direct);
             if active.issued >= active.span {
                 self.queue(direction).pop_front();
             }
@@ -271,12 +263,13 @@ impl Driver {
         let Some(slot) = self.free_pieces.pop() else { return };
         let Some(active) = self.actives[piece.active].as_mut() else { return };
         active.outstanding += 1;
-        let direction = active.transfer.direction;
         self.pieces[slot].piece = Some(piece);
-        self.send(slot, piece, direction);
+        self.send(slot, piece);
     }
 
-    fn send(&mut self, slot: usize, piece: Piece, direction: Direction) {
+    fn send(&mut self, slot: usize, piece: Piece) {
+        let Some(active) = self.actives[piece.active].as_ref() else { return };
+        let direction = active.transfer.direction;
         let request = Request {
             token: token(slot, self.pieces[slot].generation),
             direction,
@@ -288,7 +281,12 @@ impl Driver {
         };
         // SAFETY: the memory is the host's buffer, granted until the completion, or the transfer's own bounce buffer;
         // both stay until no piece is outstanding.
-        unsafe { self.port.push(request) };
+        let pushed = catch_unwind(AssertUnwindSafe(|| unsafe { self.port.push(request) }));
+        if pushed.is_err() {
+            // The port has not taken it. It fails its transfer, and no other (D5).
+            self.store.host.count("panics", 1);
+            self.refused.push(Done { token: request.token, result: -libc::EIO });
+        }
     }
 
     /// The slot and piece of a token, if the token is the current one of its slot.
@@ -318,16 +316,18 @@ impl Driver {
             self.free_piece(slot);
             return self.complete_late(piece.active);
         };
-        let direction = active.transfer.direction;
         match judge(active, &mut piece, done.result, self.direct) {
             Verdict::Again if active.failure.is_none() => {
                 self.store.host.count("short_transfers", 1);
-                self.pieces[slot].piece = Some(piece);
-                // A doubled completion of the part that is done must not pass for the rest's.
-                self.renew(slot);
-                self.send(slot, piece, direction);
-                return;
+                return self.send_again(slot, piece);
             }
+            Verdict::Undirect
+                if active.failure.is_none() && piece.direct && leave_direct(&mut self.direct, &self.store) =>
+            {
+                piece.direct = false;
+                return self.send_again(slot, piece);
+            }
+            Verdict::Undirect => active.failure = active.failure.or(Some((Status::IO, libc::EINVAL))),
             Verdict::Again | Verdict::Done => {}
             Verdict::Failed(status, errno) => active.failure = active.failure.or(Some((status, errno))),
         }
@@ -340,6 +340,13 @@ impl Driver {
             self.stores.retain(|&index| index != piece.active);
             self.finish(piece.active);
         }
+    }
+
+    fn send_again(&mut self, slot: usize, piece: Piece) {
+        self.pieces[slot].piece = Some(piece);
+        // A doubled completion of the part that is done must not pass for the rest's.
+        self.renew(slot);
+        self.send(slot, piece);
     }
 
     fn finish(&mut self, index: usize) {

@@ -3,12 +3,13 @@
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use umbp_plugin_api::OpenError;
+use umbp_plugin_api::{OpenError, Status};
 
 use crate::format::{FORMAT_VERSION, FormatError, Superblock, decode_superblock};
+use crate::piece::failure_of;
 
 /// A locked folder. The lock ends with the value.
 pub(crate) struct Folder {
@@ -44,6 +45,7 @@ impl Folder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(failed("read the superblock", error)),
         };
+        let stored = matches!(known, Some(Ok(_)));
         let (uuid, renewed) = match known {
             Some(Ok(known)) => (known.uuid, false),
             Some(Err(fault @ (FormatError::Magic | FormatError::Version(_)))) => {
@@ -57,8 +59,13 @@ impl Folder {
             None => (random_uuid(), false),
         };
         let folder = Self { path: path.to_owned(), handle, _lock: lock, uuid, renewed };
-        folder.write_superblock(index, count, capacity).map_err(|e| failed("write the superblock", e))?;
-        Ok(folder)
+        match folder.write_superblock(index, count, capacity) {
+            // On a full disk the old one will do: what differs is for people to read.
+            Err(error) if !(stored && failure_of(&error).0 == Status::NO_SPACE) => {
+                Err(failed("write the superblock", error))
+            }
+            _ => Ok(folder),
+        }
     }
 
     /// Begins the store anew: nothing that it holds is trusted any more.
@@ -97,9 +104,17 @@ impl Folder {
     /// Replaces a file as a whole: a reader finds the old or the new one, also after a power loss.
     pub(crate) fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = format!("{name}.tmp");
-        let mut file = self.open_file(&temporary, libc::O_TRUNC)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
+        let write = || {
+            let mut file = self.open_file(&temporary, libc::O_TRUNC)?;
+            file.write_all(bytes)?;
+            file.sync_all()
+        };
+        let written = write();
+        if written.is_err() {
+            // On a full disk it would take up room that others need.
+            let _ = std::fs::remove_file(self.file(&temporary));
+        }
+        written?;
         self.adopt(&temporary, name)
     }
 
@@ -198,7 +213,7 @@ fn lock(path: &Path) -> Result<File, OpenError> {
     let name = path.join("lock");
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let mut file = options.open(&name).map_err(|e| environment(path, "open the lock file", &e))?;
+    let file = options.open(&name).map_err(|e| environment(path, "open the lock file", &e))?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -212,9 +227,12 @@ fn lock(path: &Path) -> Result<File, OpenError> {
         }
         Err(TryLockError::Error(error)) => return Err(environment(path, "lock the folder", &error)),
     }
-    let written = file.set_len(0).and_then(|()| file.write_all(format!("{}\n", std::process::id()).as_bytes()));
-    written.map_err(|e| environment(path, "write the lock file", &e))?;
-    Ok(file)
+    let text = format!("{}\n", std::process::id());
+    match file.write_all_at(text.as_bytes(), 0).and_then(|()| file.set_len(text.len() as u64)) {
+        // On a full disk the lock holds without the holder's name.
+        Err(error) if failure_of(&error).0 != Status::NO_SPACE => Err(environment(path, "write the lock file", &error)),
+        _ => Ok(file),
+    }
 }
 
 fn random_uuid() -> [u8; 16] {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::folder::{Folder, Listing, journal_name, snapshot_name};
 use crate::format::{Kind, RECORD_BYTES, Record, Salt, decode_record};
+use crate::live::GENERATIONS_END;
 use crate::port::Medium;
 
 /// Records read from a file at one time.
@@ -69,6 +70,8 @@ pub(crate) struct Journal {
     /// Journals that no snapshot covers yet, oldest first.
     closed: Vec<RecordFile>,
     snapshot: Option<RecordFile>,
+    /// Files that the newest snapshot replaced, until they are removed.
+    replaced: Vec<RecordFile>,
     /// Bytes beyond the end may be left of an append that failed; they are cut before the next one.
     torn: bool,
     /// Bytes of all of these, for who reckons with them without the lock.
@@ -99,7 +102,8 @@ impl Journal {
         }
         let next_sequence = newest.map_or(1, |record| record.sequence.saturating_add(1));
         let bytes = Arc::new(AtomicU64::new(0));
-        let mut journal = Self { current, number, next_sequence, closed, snapshot, torn: false, bytes };
+        let mut journal =
+            Self { current, number, next_sequence, closed, snapshot, replaced: Vec::new(), torn: false, bytes };
         if journal.current.records == 0 {
             journal.append(medium, &mut [Record::start()])?;
         }
@@ -110,6 +114,9 @@ impl Journal {
     /// Appends records in order, giving each its sequence, and a put its generation. All or none: after an error the
     /// journal ends where it ended before.
     pub(crate) fn append(&mut self, medium: &dyn Medium, records: &mut [Record]) -> io::Result<()> {
+        if self.next_sequence.saturating_add(records.len() as u64) > GENERATIONS_END {
+            return Err(io::Error::other("the folder's record numbers are used up; remove it, so that it begins anew"));
+        }
         let mut bytes = Vec::with_capacity(records.len() * RECORD_BYTES);
         for (record, sequence) in records.iter_mut().zip(self.next_sequence..) {
             record.sequence = sequence;
@@ -166,12 +173,28 @@ impl Journal {
         self.number
     }
 
-    /// A snapshot of everything before the open journal is durable; answers the files that it replaces.
+    /// There are closed journals that no snapshot covers.
+    pub(crate) fn has_closed(&self) -> bool {
+        !self.closed.is_empty()
+    }
+
+    /// A snapshot of everything before the open journal is durable; answers the files that are to be removed now: those
+    /// that it replaces, and those whose removal has failed before.
     pub(crate) fn adopt(&mut self, snapshot: RecordFile) -> Vec<RecordFile> {
-        let mut replaced = std::mem::take(&mut self.closed);
-        replaced.extend(self.snapshot.replace(snapshot));
+        self.replaced.append(&mut self.closed);
+        self.replaced.extend(self.snapshot.replace(snapshot));
         self.count_bytes();
-        replaced
+        self.replaced.clone()
+    }
+
+    /// What was replaced is removed.
+    pub(crate) fn removed(&mut self) {
+        self.replaced.clear();
+    }
+
+    /// All files that take up room on the disk.
+    pub(crate) fn present(&self) -> Vec<RecordFile> {
+        self.files().into_iter().chain(self.replaced.iter().cloned()).collect()
     }
 
     /// All files with what they hold now, newest first.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use umbp_plugin_api::{Completion, Status};
 
-use crate::format::{Kind, Record};
+use crate::format::{Kind, Record, UNIT_BYTES};
 use crate::piece::failure_of;
 use crate::queue::{Queue, locked};
 use crate::space::{Live, location};
@@ -89,13 +89,29 @@ impl Keeper {
     }
 }
 
+/// Makes room for the records of deletions with that of their blocks. Should a record fail all the same, its block is
+/// back, and found corrupt.
+fn punch_deleted(store: &Store, batch: &VecDeque<Entry>) -> bool {
+    let mut punched = false;
+    for entry in batch {
+        if let Entry::Delete(Deletion { unit, block, .. }) = entry {
+            let (start, length) = (unit * UNIT_BYTES, u64::from(block.length).next_multiple_of(UNIT_BYTES));
+            punched |= store.medium.punch(&store.data, start, length).is_ok();
+        }
+    }
+    punched
+}
+
 fn record(store: &Arc<Store>, batch: VecDeque<Entry>) {
     let mut records: Vec<Record> = batch.iter().map(record_of).collect();
     let mut journal = locked(&store.journal);
     let mut appended = journal.append(&*store.medium, &mut records);
     // Deletions are the way out of a full file system, so they must not fail for lack of it.
-    if appended.as_ref().is_err_and(|error| failure_of(error).0 == Status::NO_SPACE) && store.give_back() {
-        appended = journal.append(&*store.medium, &mut records);
+    let reliefs: [&dyn Fn() -> bool; 2] = [&|| store.give_back(), &|| punch_deleted(store, &batch)];
+    for relief in reliefs {
+        if appended.as_ref().is_err_and(|error| failure_of(error).0 == Status::NO_SPACE) && relief() {
+            appended = journal.append(&*store.medium, &mut records);
+        }
     }
     if let Err(error) = appended {
         drop(journal);
@@ -149,6 +165,7 @@ fn record(store: &Arc<Store>, batch: VecDeque<Entry>) {
     if store.relieve() {
         store.ask_relief();
     }
+    store.room_made();
     deleted.into_iter().for_each(|ticket| ticket.finish(Completion::default()));
 }
 

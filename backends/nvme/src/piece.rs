@@ -35,6 +35,8 @@ pub(crate) struct Piece {
     pub(crate) length: u32,
     pub(crate) buffer: Option<u16>,
     pub(crate) retries: u8,
+    /// It was sent while O_DIRECT was in use.
+    pub(crate) direct: bool,
 }
 
 /// Chooses the memory, and makes room in the file.
@@ -61,7 +63,7 @@ pub(crate) fn start(active: &mut Active, store: &Store, direct: bool) {
     }
 }
 
-pub(crate) fn next_piece(index: usize, active: &mut Active) -> Piece {
+pub(crate) fn next_piece(index: usize, active: &mut Active, direct: bool) -> Piece {
     let buffer = &active.transfer.buffer;
     let start = active.issued;
     let length = PIECE_BYTES.min(active.span - start);
@@ -76,12 +78,15 @@ pub(crate) fn next_piece(index: usize, active: &mut Active) -> Piece {
         length: length as u32,
         buffer: if own { None } else { buffer.registered.get(first as usize).copied() },
         retries: 0,
+        direct,
     }
 }
 
 pub(crate) enum Verdict {
     Done,
     Again,
+    /// As a file system answers that does not take O_DIRECT for this.
+    Undirect,
     Failed(Status, i32),
 }
 
@@ -90,6 +95,7 @@ pub(crate) fn judge(active: &Active, piece: &mut Piece, result: i32, direct: boo
     let moved = u32::try_from(result).unwrap_or(0);
     match result {
         _ if result == -libc::EINTR || result == -libc::EAGAIN => {}
+        _ if result == -libc::EINVAL => return Verdict::Undirect,
         _ if result < 0 => {
             let (status, errno) = failure_of(&std::io::Error::from_raw_os_error(-result));
             return Verdict::Failed(status, errno);

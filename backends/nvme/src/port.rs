@@ -80,7 +80,7 @@ pub trait Port {
     /// Lets go of the memory; no piece in flight names it.
     fn unregister(&mut self, buffer: u16);
 
-    /// Takes a piece; the driver keeps to the depth that the port was made for.
+    /// Takes a piece; the driver keeps to the depth that the port was made for. A port that panics here has not taken it.
     ///
     /// # Safety
     /// The request's memory stays valid until the piece is done; for a load nobody else touches it.

@@ -22,6 +22,7 @@ struct Punching<'a> {
 impl Drop for Punching<'_> {
     fn drop(&mut self) {
         locked(&self.store.space).punched(self.start, self.units, self.done);
+        self.store.room_made();
     }
 }
 

@@ -1,24 +1,15 @@
 //! Free units and living blocks of one path: memory alone, every call short, so that `submit` may use it.
 
-use std::collections::BTreeMap;
-
 use umbp_plugin_api::extents::Extents;
 
 use crate::format::{RECORD_BYTES, Record, UNIT_BYTES, fingerprint, units_of};
+pub(crate) use crate::live::Live;
+use crate::live::LiveTable;
 use crate::ranges::Ranges;
 
-/// What is known in memory of a block: enough to tell a current location from a stale one. Keys stay on disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Live {
-    /// Sequence of its put record.
-    pub(crate) generation: u64,
-    /// Payload, in bytes.
-    pub(crate) length: u32,
-    /// Local namespace id.
-    pub(crate) namespace: u32,
-    /// Of the key.
-    pub(crate) fingerprint: u32,
-}
+mod waits;
+
+pub(crate) use waits::Room;
 
 impl Live {
     /// The block that a put record tells of.
@@ -61,7 +52,7 @@ const PUNCH_UNITS_MAX: u64 = 4096;
 /// Bookkeeping of one path. On disk are the units that are taken, and those that are free and were not punched since.
 pub(crate) struct Space {
     area: Extents,
-    live: BTreeMap<u64, Live>,
+    live: LiveTable,
     /// Units of an earlier life that no record has claimed yet; `None` once recovery has ended.
     unseen: Option<Extents>,
     /// Units of an earlier life that no record has claimed yet and that are not on disk.
@@ -70,6 +61,14 @@ pub(crate) struct Space {
     unpunched: Ranges,
     /// Bytes that are to be punched because a store was refused.
     wanted: u64,
+    /// Units taken to be punched now; they count as on disk.
+    punching: u64,
+    /// Punches that failed, in this life.
+    punch_failures: u64,
+    /// Stores that wait for room, and their units. They go in their order, so that none starves.
+    waiting: (u64, u64),
+    /// Some blocks of the earlier life are nobody's any more, so that the rest of recovery may free units.
+    strangers: bool,
     /// The file system can punch.
     punches: bool,
     /// Units that may lie scattered on the disk, since holes were there before them.
@@ -94,12 +93,16 @@ impl Space {
         holes.remove(high_water, units.max(holes.end()) - high_water);
         Self {
             area,
-            live: BTreeMap::new(),
+            live: LiveTable::new(units),
             unseen,
             scattered: if holes.units() > 0 { high_water } else { 0 },
             holes,
             unpunched: Ranges::default(),
             wanted: 0,
+            punching: 0,
+            punch_failures: 0,
+            waiting: (0, 0),
+            strangers: false,
             punches: true,
             pending: 0,
             resident_bytes: 0,
@@ -108,10 +111,18 @@ impl Space {
         }
     }
 
-    /// Takes units for a payload; `metadata` is what journals and snapshots take up now, in bytes. `None`: no room,
-    /// data and metadata counted together.
-    pub(crate) fn reserve(&mut self, length: u64, metadata: u64) -> Option<u64> {
-        let (units, on_disk) = (units_of(length), self.on_disk());
+    /// At open the data file takes up so many bytes: what is beyond its units is the file system's map. It grows from there
+    /// only as holes are filled, so that a restart leaves as much room as there was. Where the figures do not agree, since
+    /// not all holes were found, the worst is reckoned with.
+    pub(crate) fn measured(&mut self, bytes: u64) {
+        if let Some(map) = bytes.checked_sub(self.on_disk() * UNIT_BYTES) {
+            let pieces = (2 * map).div_ceil(MAP_BYTES_PER_UNIT) + self.holes.units();
+            self.scattered = self.scattered.min(pieces);
+        }
+    }
+
+    fn take(&mut self, units: u64, metadata: u64) -> Option<u64> {
+        let on_disk = self.on_disk();
         let mut start = self.area.allocate(units)?;
         let now = self.over(metadata, on_disk);
         let grown = self.over(metadata, on_disk + units - self.unpunched.overlap(start, units));
@@ -119,8 +130,7 @@ impl Space {
             self.area.release(start, units);
             let reusable = self.unpunched.best_fit(units).filter(|_| now == 0);
             let Some(found) = reusable.filter(|found| self.area.claim(*found, units)) else {
-                let ahead = self.capacity / AHEAD_SHARE;
-                self.wanted = self.wanted.max(grown + ahead).min(self.unpunched.units() * UNIT_BYTES);
+                self.want(grown);
                 return None;
             };
             start = found;
@@ -128,6 +138,13 @@ impl Space {
         self.unpunched.remove(start, units);
         self.pending += 1;
         Some(start)
+    }
+
+    /// Has so many bytes punched, and some ahead, beside those that are being punched.
+    fn want(&mut self, bytes: u64) {
+        let ahead = self.capacity / AHEAD_SHARE;
+        let missing = (bytes + ahead).saturating_sub(self.punching * UNIT_BYTES);
+        self.wanted = self.wanted.max(missing).min(self.unpunched.units() * UNIT_BYTES);
     }
 
     /// Units of data on disk.
@@ -159,11 +176,14 @@ impl Space {
         }
         self.unpunched.remove(start, units);
         self.wanted = self.wanted.saturating_sub(units * UNIT_BYTES);
+        self.punching += units;
         Some((start, units))
     }
 
     /// A range that was to be punched is free again: no longer on disk, or, if that failed, as before.
     pub(crate) fn punched(&mut self, start: u64, units: u64, done: bool) {
+        self.punching -= units;
+        self.punch_failures += u64::from(!done);
         if done {
             self.scattered += units;
             self.area.release(start, units);
@@ -191,10 +211,14 @@ impl Space {
 
     /// What metadata takes at worst with one block more and `on_disk` units of data.
     fn metadata_bound(&self, metadata: u64, on_disk: u64) -> u64 {
-        let blocks = self.live.len() as u64 + self.pending + 1;
+        self.bound(metadata, on_disk, 1, self.scattered)
+    }
+
+    fn bound(&self, metadata: u64, on_disk: u64, more: u64, scattered: u64) -> u64 {
+        let blocks = self.live.len() + self.pending + more;
         let planned = blocks * METADATA_BYTES_PER_BLOCK + 3 * self.journal_floor;
         let present = metadata + blocks * RECORD_BYTES as u64 + self.journal_floor;
-        FIXED_BYTES + planned.max(present) + self.scattered.min(on_disk) * MAP_BYTES_PER_UNIT
+        FIXED_BYTES + planned.max(present) + scattered.min(on_disk) * MAP_BYTES_PER_UNIT
     }
 
     /// A reserved store came to nothing.
@@ -209,19 +233,21 @@ impl Space {
         self.insert(unit, block);
     }
 
+    /// A block that the table refuses is a miss, and its units stay taken in this life.
     fn insert(&mut self, unit: u64, block: Live) {
-        self.resident_bytes += u64::from(block.length);
-        self.live.insert(unit, block);
+        if self.live.insert(unit, block) {
+            self.resident_bytes += u64::from(block.length);
+        }
     }
 
     /// The block that begins at `unit`.
     pub(crate) fn find(&self, unit: u64) -> Option<Live> {
-        self.live.get(&unit).copied()
+        self.live.get(unit)
     }
 
     /// Makes a block unreadable. Its units stay taken until [`Self::release`].
     pub(crate) fn forget(&mut self, unit: u64) -> Option<Live> {
-        let block = self.live.remove(&unit)?;
+        let block = self.live.remove(unit)?;
         self.resident_bytes -= u64::from(block.length);
         Some(block)
     }
@@ -238,7 +264,8 @@ impl Space {
 
     /// A block of an earlier life; false if its units are not all of that life's, or claimed already.
     pub(crate) fn recover(&mut self, unit: u64, block: Live) -> bool {
-        let claimed = self.unseen.as_mut().is_some_and(|unseen| unseen.claim(unit, units_of(u64::from(block.length))));
+        let claimed = LiveTable::takes(&block)
+            && self.unseen.as_mut().is_some_and(|unseen| unseen.claim(unit, units_of(u64::from(block.length))));
         if claimed {
             // Should its units be a hole, after a power loss: counted, and its checksum tells.
             self.holes.remove(unit, units_of(u64::from(block.length)));
@@ -282,21 +309,11 @@ impl Space {
         self.unseen.is_none()
     }
 
-    /// At most `limit` blocks of a namespace that begin at `from` or later among the next blocks in unit order; also
+    /// Units of blocks of a namespace, among a slice of all blocks from `from` on that is bounded by `limit`; also
     /// answers where to go on, `None` at the end.
     pub(crate) fn of_namespace(&self, from: u64, namespace: u32, limit: usize) -> (Vec<u64>, Option<u64>) {
-        let mut next = None;
-        let mut found = Vec::new();
-        for (seen, (&unit, block)) in self.live.range(from..).enumerate() {
-            if seen == limit {
-                next = Some(unit);
-                break;
-            }
-            if block.namespace == namespace {
-                found.push(unit);
-            }
-        }
-        (found, next)
+        let (found, next) = self.live.slice(from, limit);
+        (found.into_iter().filter(|(_, block)| block.namespace == namespace).map(|(unit, _)| unit).collect(), next)
     }
 
     /// Free bytes of the data area.
@@ -306,7 +323,7 @@ impl Space {
 
     /// Blocks and their payload bytes.
     pub(crate) fn resident(&self) -> (u64, u64) {
-        (self.live.len() as u64, self.resident_bytes)
+        (self.live.len(), self.resident_bytes)
     }
 }
 

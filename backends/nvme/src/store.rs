@@ -4,24 +4,25 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::fs::SeekFrom;
+use umbp_plugin_api::backend::Level;
 use umbp_plugin_api::{Host, OpenError};
 
-use crate::folder::{Folder, environment};
+use crate::folder::{Folder, environment, snapshot_name};
 use crate::format::{RECORD_BYTES, UNIT_BYTES};
+use crate::inbox::Inbox;
 use crate::journal::Journal;
 use crate::keeper::Keeper;
 use crate::namespaces::Namespaces;
-use crate::port::{Medium, Wake};
+use crate::port::Medium;
 use crate::queue::locked;
 use crate::ranges::holes;
 use crate::recovery::{Claims, Recovery};
-use crate::regions::Address;
-use crate::space::{Live, Space};
-use crate::transfer::Transfer;
+use crate::space::{Live, Room, Space};
+use crate::transfer::{Awaited, Place, Reserved};
 use crate::verify::Verifier;
 
 /// Least capacity of one path: below it metadata leaves hardly any room for data.
@@ -35,74 +36,8 @@ const JOURNAL_FLOOR_MAX_BYTES: u64 = 32 << 20;
 /// How long the keeper waits for a snapshot that is being written; then it goes on, and the capacity check in
 /// `reserve` refuses stores where metadata has grown too long.
 const COMPACTION_WAIT: Duration = Duration::from_secs(10);
-
-/// What the driver thread is asked.
-pub(crate) enum Command {
-    /// Move a block.
-    Transfer(Box<Transfer>),
-    /// End queued transfers with these ids.
-    Cancel(Vec<u64>),
-    /// Register memory; answers its buffers.
-    Register { address: Address, length: u64, reply: std::sync::mpsc::Sender<Vec<u16>> },
-    /// Let go of memory.
-    Unregister { buffers: Arc<[u16]>, reply: std::sync::mpsc::Sender<()> },
-    /// End when nothing is left; from this time on, queued transfers are cancelled.
-    Stop(Instant),
-}
-
-/// Commands on their way to the driver thread. Transfers are bounded by their tickets, the rest by the host's calls.
-pub(crate) struct Inbox {
-    state: Mutex<(Vec<Command>, bool)>,
-    waker: OnceLock<Arc<dyn Wake>>,
-    signalled: AtomicBool,
-}
-
-impl Inbox {
-    fn new() -> Self {
-        Self { state: Mutex::new((Vec::new(), false)), waker: OnceLock::new(), signalled: AtomicBool::new(false) }
-    }
-
-    /// Hands over; gives the command back where the thread has ended.
-    pub(crate) fn push(&self, command: Command) -> Result<(), Command> {
-        let mut state = locked(&self.state);
-        if state.1 {
-            return Err(command);
-        }
-        state.0.push(command);
-        drop(state);
-        if !self.signalled.swap(true, Ordering::AcqRel)
-            && let Some(waker) = self.waker.get()
-        {
-            waker.wake();
-        }
-        Ok(())
-    }
-
-    /// Everything handed over so far.
-    pub(crate) fn take(&self) -> Vec<Command> {
-        self.signalled.store(false, Ordering::Release);
-        std::mem::take(&mut locked(&self.state).0)
-    }
-
-    /// Takes nothing any more, if nothing is in it.
-    pub(crate) fn close_if_empty(&self) -> bool {
-        let mut state = locked(&self.state);
-        state.1 |= state.0.is_empty();
-        state.1
-    }
-
-    /// Takes nothing any more; answers what is in it.
-    pub(crate) fn close(&self) -> Vec<Command> {
-        let mut state = locked(&self.state);
-        state.1 = true;
-        std::mem::take(&mut state.0)
-    }
-
-    /// How the driver thread is woken.
-    pub(crate) fn connect(&self, waker: Arc<dyn Wake>) {
-        let _ = self.waker.set(waker);
-    }
-}
+/// How long a store waits for room at most, whatever its deadline.
+const ROOM_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// What the housekeeping thread is asked.
 #[derive(Default)]
@@ -166,7 +101,7 @@ impl Opening {
             known = None;
             let path = path.display();
             let text = format!("path {path}: superblock or namespaces are damaged; the store begins anew, empty");
-            self.host.log(umbp_plugin_api::backend::Level::Warn, &text);
+            self.host.log(Level::Warn, &text);
             self.host.count("fallback.renewed", 1);
         }
         let listing = folder.list().map_err(|e| failed("list the folder", e))?;
@@ -194,6 +129,9 @@ impl Opening {
         let recovery = Recovery::new(self.index as u8, journal.files(), tail, length);
         let floor = (self.capacity / 128).clamp(JOURNAL_FLOOR_MIN_BYTES, JOURNAL_FLOOR_MAX_BYTES);
         let mut space = Space::new(self.capacity, length.div_ceil(UNIT_BYTES), holes(&data, length), floor);
+        if let Ok(found) = data.metadata() {
+            space.measured(found.blocks() * 512);
+        }
         // A smaller punch than the file system's own block zeroes, and frees nothing.
         if rustix::fs::fstatvfs(&data).is_ok_and(|found| found.f_frsize > UNIT_BYTES) {
             space.never_punch();
@@ -256,13 +194,60 @@ fn trim(data: &File, capacity: u64, step: u64) -> io::Result<u64> {
 }
 
 impl Store {
-    /// Takes units for a payload of so many bytes.
-    pub(crate) fn reserve(&self, length: u64) -> Option<u64> {
-        let found = locked(&self.space).reserve(length, self.metadata_bytes.load(Ordering::Relaxed));
-        if found.is_none() {
-            self.ask_relief();
+    /// Takes units for a payload of so many bytes, or a place among those that wait for room.
+    pub(crate) fn reserve(self: &Arc<Self>, length: u64) -> Option<Place> {
+        let mut space = locked(&self.space);
+        let room = space.reserve(length, self.metadata_bytes.load(Ordering::Relaxed));
+        let failures = space.punch_failures();
+        drop(space);
+        let store = self.clone();
+        let place = match room {
+            Room::At(unit) => return Some(Place::Store(Reserved { store, unit, length, kept: false })),
+            Room::Awaited => Some(Place::Await(Awaited { store, length, since: Instant::now(), failures })),
+            Room::Full => None,
+        };
+        self.ask_relief();
+        place
+    }
+
+    /// Takes units for the first of those that wait.
+    pub(crate) fn reserve_awaited(&self, awaited: &Awaited) -> Room {
+        let metadata = self.metadata_bytes.load(Ordering::Relaxed);
+        let room = locked(&self.space).reserve_awaited(awaited.length, metadata, awaited.failures);
+        match room {
+            Room::Awaited if awaited.since.elapsed() >= ROOM_WAIT_MAX => Room::Full,
+            Room::Awaited => {
+                self.ask_relief();
+                Room::Awaited
+            }
+            decided => decided,
         }
-        found
+    }
+
+    /// There may be room now for stores that wait.
+    pub(crate) fn room_made(&self) {
+        if locked(&self.space).waited_for() {
+            self.inbox.wake();
+        }
+    }
+
+    /// Has the page cache used for the data file from now on (F1). Called by the driver thread alone.
+    pub(crate) fn leave_direct(&self) -> bool {
+        let cleared = rustix::fs::fcntl_getfl(&self.data)
+            .and_then(|flags| rustix::fs::fcntl_setfl(&self.data, flags - rustix::fs::OFlags::DIRECT));
+        let path = self.folder.path().display();
+        match cleared {
+            Ok(()) => {
+                self.host.count("fallback.direct", 1);
+                let text = "O_DIRECT has passed its probe and is refused now (EINVAL): the page cache is used";
+                self.host.log(Level::Warn, &format!("path {path}: {text}"));
+                true
+            }
+            Err(error) => {
+                self.host.log(Level::Error, &format!("path {path}: O_DIRECT is refused, and cannot be left: {error}"));
+                false
+            }
+        }
     }
 
     /// Makes the data file reach `end`. Called by the driver thread alone.
@@ -326,10 +311,15 @@ impl Store {
     /// Bytes of all files on the disk, as du counts them.
     pub(crate) fn medium_bytes(&self) -> u64 {
         let of = |metadata: io::Result<std::fs::Metadata>| metadata.map_or(0, |found| found.blocks() * 512);
-        let files = locked(&self.journal).files();
+        let (files, number) = {
+            let journal = locked(&self.journal);
+            (journal.present(), journal.number())
+        };
+        // The next snapshot, while it is written.
+        let next = of(std::fs::metadata(self.folder.file(&format!("{}.tmp", snapshot_name(number)))));
         let records: u64 = files.iter().map(|file| of(file.file.metadata())).sum();
         let small = ["superblock", "namespaces", "lock"].map(|name| of(std::fs::metadata(self.folder.file(name))));
-        of(self.data.metadata()) + records + small.iter().sum::<u64>()
+        of(self.data.metadata()) + records + next + small.iter().sum::<u64>()
     }
 }
 

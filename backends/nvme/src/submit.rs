@@ -9,14 +9,14 @@ use umbp_plugin_api::{Completion, Status, Submitted};
 
 use crate::backend::{LARGEST_PAYLOAD_BYTES, Nvme};
 use crate::format::{UNIT_BYTES, fingerprint};
+use crate::inbox::Command;
 use crate::keeper::Deletion;
 use crate::namespaces::Namespace;
 use crate::port::Direction;
 use crate::queue::locked;
 use crate::space::{Live, parts, tag};
-use crate::store::Command;
 use crate::ticket::Ticket;
-use crate::transfer::{Buffer, Reserved, Transfer};
+use crate::transfer::{Buffer, Place, Transfer};
 
 impl Nvme {
     /// Takes one operation, or says why not.
@@ -74,14 +74,23 @@ impl Nvme {
             let free: Vec<u64> = self.stores.iter().map(|store| locked(&store.space).free_bytes()).collect();
             paths.sort_by_key(|&path| std::cmp::Reverse(free[path]));
         }
-        let found = paths.into_iter().find_map(|path| self.stores[path].reserve(length).map(|unit| (path, unit)));
-        let Some((path, unit)) = found else {
+        // Room that is there goes before room that has to be waited for.
+        let mut found: Option<(usize, Place)> = None;
+        for path in paths {
+            match self.stores[path].reserve(length) {
+                Some(Place::Await(awaited)) => found = found.or(Some((path, Place::Await(awaited)))),
+                Some(place) => {
+                    found = Some((path, place));
+                    break;
+                }
+                None => {}
+            }
+        }
+        let Some((path, place)) = found else {
             self.host.count("no_space", 1);
             return ticket.fail(Status::NO_SPACE, 0);
         };
-        let store = self.stores[path].clone();
-        let reserved = Some(Reserved { store, unit, length, kept: false });
-        self.hand_over(path, unit, Direction::Store, operation, namespace, buffer, reserved, ticket);
+        self.hand_over(path, place, operation, namespace, buffer, ticket);
     }
 
     fn get(&self, operation: &Operation, namespace: Arc<Namespace>, buffer: Buffer, ticket: Ticket) {
@@ -90,25 +99,27 @@ impl Nvme {
         if u64::from(block.length) != operation.length || local != Some(block.namespace) {
             return ticket.fail(Status::MISS, 0);
         }
-        self.hand_over(path, unit, Direction::Load, operation, namespace, buffer, None, ticket);
+        self.hand_over(path, Place::Load(unit), operation, namespace, buffer, ticket);
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of one transfer, put together here alone")]
     fn hand_over(
         &self,
         path: usize,
-        unit: u64,
-        direction: Direction,
+        place: Place,
         operation: &Operation,
         namespace: Arc<Namespace>,
         buffer: Buffer,
-        reserved: Option<Reserved>,
         ticket: Ticket,
     ) {
         let buffer = Buffer { registered: self.registered(operation.region, path), ..buffer };
         let local = namespace.local.get(path).copied().unwrap_or_default();
         let operation = *operation;
-        let transfer = Transfer { direction, unit, local, operation, namespace, buffer, reserved, ticket };
+        let (direction, unit, reserved, awaited) = match place {
+            Place::Load(unit) => (Direction::Load, unit, None, None),
+            Place::Store(reserved) => (Direction::Store, reserved.unit, Some(reserved), None),
+            Place::Await(awaited) => (Direction::Store, 0, None, Some(awaited)),
+        };
+        let transfer = Transfer { direction, unit, local, operation, namespace, buffer, reserved, awaited, ticket };
         // Refused by a driver that has ended: dropped, and so completed as failed.
         drop(self.stores[path].inbox.push(Command::Transfer(Box::new(transfer))));
     }

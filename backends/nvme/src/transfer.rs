@@ -3,6 +3,7 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Instant;
 
 use umbp_plugin_api::types::Operation;
 use umbp_plugin_api::{Completion, Status};
@@ -93,6 +94,31 @@ impl Drop for Reserved {
     }
 }
 
+/// A put that waits for room; counted so until it is dropped.
+pub(crate) struct Awaited {
+    pub(crate) store: Arc<Store>,
+    pub(crate) length: u64,
+    pub(crate) since: Instant,
+    /// Of punches, when it began to wait.
+    pub(crate) failures: u64,
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        locked(&self.store.space).wait_ended(self.length);
+    }
+}
+
+/// Where a transfer's block lies, or will.
+pub(crate) enum Place {
+    /// A block that is there.
+    Load(u64),
+    /// Units were taken for it.
+    Store(Reserved),
+    /// Units are to be taken for it.
+    Await(Awaited),
+}
+
 /// A put or get that was accepted. The order of fields matters: units are given back before the ticket completes, so
 /// that a host which deletes and stores again at once finds the room.
 pub(crate) struct Transfer {
@@ -104,14 +130,16 @@ pub(crate) struct Transfer {
     pub(crate) namespace: Arc<Namespace>,
     pub(crate) buffer: Buffer,
     pub(crate) reserved: Option<Reserved>,
+    /// It has no units yet.
+    pub(crate) awaited: Option<Awaited>,
     pub(crate) ticket: Ticket,
 }
 
 impl Transfer {
     /// Ends it without success.
     pub(crate) fn fail(self, status: Status, errno: i32) {
-        let Self { reserved, ticket, .. } = self;
-        drop(reserved);
+        let Self { reserved, awaited, ticket, .. } = self;
+        drop((reserved, awaited));
         ticket.fail(status, errno);
     }
 

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -34,13 +35,18 @@ impl Wake for Results {
 
 impl Threads {
     pub(super) fn new(depth: u32) -> io::Result<Self> {
+        Self::moving_by(depth, transfer)
+    }
+
+    fn moving_by(depth: u32, transfer: fn(&Request) -> i32) -> io::Result<Self> {
         let mut port =
             Self { orders: Arc::new(Queue::new()), results: Arc::new(Results::default()), threads: Vec::new() };
         for number in 0..depth.clamp(1, THREADS_MAX) {
             let (orders, results) = (port.orders.clone(), port.results.clone());
             let body = move || {
                 while let Some(request) = orders.pop() {
-                    let result = transfer(&request);
+                    // A panic fails the piece at hand and no other (D5).
+                    let result = catch_unwind(AssertUnwindSafe(|| transfer(&request))).unwrap_or(-libc::EIO);
                     locked(&results.state).0.push_back(Done { token: request.token, result });
                     results.changed.notify_all();
                 }
@@ -119,4 +125,42 @@ fn transfer(request: &Request) -> i32 {
         }
     };
     moved.map_or_else(|errno| -errno.raw_os_error(), |count| count as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn move_or_panic(request: &Request) -> i32 {
+        assert_ne!(request.token, 500, "a panic, as planned");
+        request.length as i32
+    }
+
+    #[test]
+    fn d5_a_panic_in_one_of_a_thousand_pieces_fails_that_one_and_ends_no_thread() {
+        let mut port = Threads::moving_by(4, move_or_panic).expect("threads");
+        let direction = Direction::Load;
+        for token in 0..1000 {
+            let request = Request {
+                token,
+                direction,
+                file: -1,
+                address: std::ptr::null_mut(),
+                length: 9,
+                offset: 0,
+                buffer: None,
+            };
+            // SAFETY: the memory is never touched by the moves of this test.
+            unsafe { port.push(request) };
+        }
+        let mut done = Vec::new();
+        while done.len() < 1000 {
+            port.wait(Some(Duration::from_secs(30)), &mut done).expect("a wait");
+        }
+        done.sort_by_key(|done| done.token);
+        for (token, piece) in (0..).zip(&done) {
+            assert_eq!(*piece, Done { token, result: if token == 500 { -libc::EIO } else { 9 } });
+        }
+        assert!(port.threads.len() == 4 && port.threads.iter().all(|thread| !thread.is_finished()));
+    }
 }

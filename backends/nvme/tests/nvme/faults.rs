@@ -146,7 +146,7 @@ fn a_passing_i_o_error_is_told_as_such_and_deletes_nothing() {
     let place = folder();
     let (tier, faults) = open(place.path(), "");
     let blocks: Vec<Stored> = (0..4).map(|number| tier.put(number, 600_000).unwrap()).collect();
-    for errno in [libc::EIO, libc::EACCES, libc::EINVAL] {
+    for errno in [libc::EIO, libc::EACCES, libc::ENXIO] {
         *faults.fail.lock().unwrap() = Some((Direction::Load, errno, 1));
         let ask = tier.operation(code::GET, 0, 600_000);
         let done = tier.run(Operation { location: blocks[0].location, ..ask });
@@ -177,10 +177,19 @@ fn a_full_file_system_is_no_space_wherever_it_shows() {
     *faults.append.lock().unwrap() = (libc::ENOSPC, 1);
     assert_eq!(tier.put(1, 100_000), Err(Status::NO_SPACE));
     let block = tier.put(1, 100_000).unwrap();
+    // What is not for want of room leaves the block as it was.
+    *faults.append.lock().unwrap() = (libc::EIO, 1);
+    assert_eq!(tier.delete(&block), Status::IO);
+    assert_eq!((tier.get(&block), tier.nvme.stats().blocks), (Ok(()), 1));
+    // K3: the deleted block's own room is given back for its record. Should there be none even so, its payload is gone.
     *faults.append.lock().unwrap() = (libc::ENOSPC, 1);
-    assert_eq!(tier.delete(&block), Status::NO_SPACE);
-    assert_eq!(tier.get(&block), Ok(()), "a delete that fails leaves the block");
-    assert_eq!(tier.nvme.stats().blocks, 1);
+    assert_eq!((tier.delete(&block), tier.nvme.stats().blocks), (Status::OK, 0));
+    let block = tier.put(1, 100_000).unwrap();
+    *faults.append.lock().unwrap() = (libc::ENOSPC, u32::MAX);
+    assert_eq!((tier.delete(&block), tier.get(&block)), (Status::NO_SPACE, Err(Status::CORRUPT)));
+    *faults.append.lock().unwrap() = (0, 0);
+    assert_eq!(tier.delete(&block), Status::OK);
+    let block = tier.put(1, 100_000).unwrap();
     // K3: with something to give back to the file system, a second try follows.
     let other = tier.put(2, 100_000).unwrap();
     assert_eq!(tier.delete(&other), Status::OK);
@@ -307,4 +316,28 @@ fn what_cannot_be_made_durable_is_said() {
     assert_eq!((tier.nvme.flush(), tier.told.counted("sync_errors")), (Status::IO, 1));
     faults.sync.store(0, SeqCst);
     assert_eq!(tier.nvme.flush(), Status::OK);
+}
+
+#[test]
+fn snapshots_that_fail_again_and_again_begin_no_journal_each() {
+    let place = folder();
+    let (tier, faults) = open(place.path(), "sync_window = \"10ms\"");
+    faults.sync.store(libc::EIO, SeqCst);
+    let mut number = 0;
+    while tier.told.counted("snapshot_errors") < 5 {
+        number += 1;
+        let block = tier.put(number, 61).unwrap();
+        assert_eq!(tier.delete(&block), Status::OK);
+    }
+    let journals = || {
+        let names = std::fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_str().unwrap().starts_with("journal.")).count()
+    };
+    assert_eq!(journals(), 2);
+    faults.sync.store(0, SeqCst);
+    let block = tier.put(0, 61).unwrap();
+    tier.shutdown();
+    let (tier, found) = Tier::recovered(place.path(), CAPACITY, "");
+    assert_eq!(found.keys().collect::<Vec<_>>(), [&0]);
+    assert_eq!(tier.get(&found[&block.number]), Ok(()));
 }

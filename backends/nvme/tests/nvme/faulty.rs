@@ -18,8 +18,10 @@ pub(crate) struct Faults {
     pub(crate) register: AtomicI32,
     /// Pieces move at most this many bytes; 0 for no limit.
     pub(crate) shorten: AtomicU32,
-    /// Errno for so many pieces of a direction.
+    /// Errno for so many pieces of a direction; errno 0 stands for a panic.
     pub(crate) fail: Mutex<Option<(Direction, i32, u32)>>,
+    /// Pieces of files that have O_DIRECT fail with EINVAL.
+    pub(crate) undirect: AtomicBool,
     /// Pieces wait until this is off.
     pub(crate) hold: AtomicBool,
     /// So many of the coming pieces hang until `thaw`.
@@ -48,7 +50,7 @@ pub(crate) struct Faults {
     pub(crate) append: Mutex<(i32, u32)>,
     /// Errno of syncs.
     pub(crate) sync: AtomicI32,
-    /// Errno of growing the data file.
+    /// Errno of growing the data file; -1 stands for a panic.
     pub(crate) extend: AtomicI32,
     /// Errno of so many reads of metadata.
     pub(crate) fail_read: Mutex<(i32, u32)>,
@@ -80,6 +82,23 @@ impl Faults {
 }
 
 impl Faults {
+    /// The errno that the piece is to fail with.
+    fn planned(&self, request: &Request) -> Option<i32> {
+        // SAFETY: the driver keeps the file open.
+        let file = unsafe { std::os::fd::BorrowedFd::borrow_raw(request.file) };
+        let direct = || rustix::fs::fcntl_getfl(file).unwrap().contains(rustix::fs::OFlags::DIRECT);
+        if self.undirect.load(SeqCst) && direct() {
+            return Some(libc::EINVAL);
+        }
+        let mut fail = self.fail.lock().unwrap();
+        let (direction, errno, left) = fail.as_mut()?;
+        if *left == 0 || *direction != request.direction {
+            return None;
+        }
+        *left -= 1;
+        Some(*errno)
+    }
+
     /// Waits until the driver has asked to cancel so many pieces.
     pub(crate) fn await_cancelled(&self, pieces: usize) {
         let mut cancelled = self.cancelled.lock().unwrap();
@@ -147,6 +166,7 @@ impl Medium for Faulty {
     }
 
     fn extend(&self, file: &File, length: u64) -> io::Result<()> {
+        assert_ne!(self.0.extend.load(SeqCst), -1, "a panic, as planned");
         errno(&self.0.extend)?;
         Disk.extend(file, length)
     }
@@ -211,13 +231,9 @@ impl Port for FaultyPort {
         let out = self.faults.out.0.fetch_add(1, SeqCst) + 1;
         self.faults.out.1.fetch_max(out, SeqCst);
         self.faults.came.notify_all();
-        if let Some((direction, errno, left)) = self.faults.fail.lock().unwrap().as_mut()
-            && *left > 0
-            && *direction == request.direction
-        {
-            *left -= 1;
-            self.failed.push(Done { token: request.token, result: -*errno });
-            return;
+        if let Some(errno) = self.faults.planned(&request) {
+            assert_ne!(errno, 0, "a panic, as planned");
+            return self.failed.push(Done { token: request.token, result: -errno });
         }
         if self.faults.hang.load(SeqCst) > 0 {
             self.faults.hang.fetch_sub(1, SeqCst);

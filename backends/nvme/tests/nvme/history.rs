@@ -61,7 +61,7 @@ enum Fault {
 }
 
 fn fault() -> impl Strategy<Value = Fault> {
-    let errno = || prop::sample::select(vec![libc::EIO, libc::ENOSPC, libc::EINVAL, libc::EAGAIN, libc::EINTR]);
+    let errno = || prop::sample::select(vec![libc::EIO, libc::ENOSPC, libc::ENXIO, libc::EAGAIN, libc::EINTR]);
     prop_oneof![
         4 => Just(Fault::None),
         1 => errno().prop_map(Fault::Store),

@@ -27,6 +27,8 @@ struct Change {
 enum What {
     Bytes(u64, Vec<u8>),
     Length(u64),
+    /// A hole: offset and bytes.
+    Hole(u64, u64),
 }
 
 /// A file as the disk would have it.
@@ -53,6 +55,7 @@ impl Tracked {
                 Change { out: Some(_), .. } => self.changes.push(change),
                 Change { what: What::Length(length), .. } => self.durable.resize(length as usize, 0),
                 Change { what: What::Bytes(offset, bytes), .. } => write(&mut self.durable, offset, &bytes),
+                Change { what: What::Hole(offset, length), .. } => zero(&mut self.durable, offset, length),
             }
         }
     }
@@ -64,10 +67,16 @@ impl Tracked {
         let mood = dice(state) % 4;
         let keep = |state: &mut u64| mood == 0 || (mood > 1 && dice(state).is_multiple_of(2));
         let mut parts: Vec<(u64, &[u8])> = Vec::new();
+        // A hole that is kept in part is as good as one of its sectors.
+        let nothing = vec![0; SECTOR_BYTES as usize];
         for change in &self.changes {
             match &change.what {
                 What::Length(length) if keep(state) => image.resize(*length as usize, 0),
                 What::Length(_) => {}
+                What::Hole(offset, length) => {
+                    let sectors = (*offset..offset + length).step_by(SECTOR_BYTES as usize);
+                    parts.extend(sectors.filter(|_| keep(state)).map(|offset| (offset, &*nothing)));
+                }
                 What::Bytes(offset, bytes) => parts.extend(sectors(*offset, bytes).filter(|_| keep(state))),
             }
         }
@@ -75,7 +84,10 @@ impl Tracked {
             // In any order too: of two writes to one sector either may be the last.
             let at = if mood == 3 { dice(state) as usize % parts.len() } else { 0 };
             let (offset, bytes) = parts.remove(at);
-            write(&mut image, offset, bytes);
+            // A hole lengthens no file.
+            if !std::ptr::eq(bytes.as_ptr(), nothing.as_ptr()) || offset < image.len() as u64 {
+                write(&mut image, offset, bytes);
+            }
         }
         image
     }
@@ -94,6 +106,12 @@ fn write_sparse(path: &Path, image: &[u8]) -> io::Result<()> {
     file.set_len(image.len() as u64)?;
     let units = image.chunks(4096).zip((0..).step_by(4096)).filter(|(unit, _)| unit.iter().any(|byte| *byte != 0));
     units.into_iter().try_for_each(|(unit, offset)| file.write_all_at(unit, offset))
+}
+
+/// A hole ends where the file does.
+fn zero(image: &mut [u8], offset: u64, length: u64) {
+    let end = image.len().min((offset + length) as usize);
+    image[end.min(offset as usize)..end].fill(0);
 }
 
 fn write(image: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
@@ -176,6 +194,12 @@ impl Medium for Power {
     fn sync(&self, file: &File) -> io::Result<()> {
         self.on()?.of(file.as_fd()).1.settle();
         Ok(())
+    }
+
+    fn punch(&self, file: &File, offset: u64, length: u64) -> io::Result<()> {
+        let mut state = self.on()?;
+        state.of(file.as_fd()).1.changes.push(Change { out: None, what: What::Hole(offset, length) });
+        Disk.punch(file, offset, length)
     }
 
     fn extend(&self, file: &File, length: u64) -> io::Result<()> {
