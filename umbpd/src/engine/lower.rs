@@ -23,10 +23,22 @@ const STALE_PUTS_MAX: u64 = 1024;
 /// What an operation in flight is for; slots of the copies that it pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    Put { dram: u32, lower: u32, again: bool },
-    Get { dram: u32, lower: u32 },
-    Delete { lower: u32 },
-    DeleteStray { stray: Stray },
+    /// `tries` counts this one.
+    Put {
+        dram: u32,
+        lower: u32,
+        tries: u8,
+    },
+    Get {
+        dram: u32,
+        lower: u32,
+    },
+    Delete {
+        lower: u32,
+    },
+    DeleteStray {
+        stray: Stray,
+    },
     Probe,
 }
 
@@ -201,7 +213,7 @@ impl Engine {
     /// A tier that does not run takes no stores: a slice of its queue is dropped, counted.
     fn drain_queue(&mut self, tier: usize) {
         for _ in 0..PUT_SCAN_MAX {
-            if let Some(dram) = self.tiers[tier].retries.pop_front() {
+            if let Some((dram, _)) = self.tiers[tier].retries.pop_front() {
                 self.tiers[tier].counters.dropped += 1;
                 self.unpin(DRAM, dram);
             } else if let Some(put) = self.tiers[tier].puts.pop_front() {
@@ -225,17 +237,17 @@ impl Engine {
     /// Submits the next put. False if there is none that can go now.
     fn submit_put(&mut self, tier: usize, now: Time) -> bool {
         let quiet = self.tiers[tier].deletes_in_flight == 0;
-        if let Some(dram) = self.tiers[tier].retries.pop_front_if(|_| quiet) {
+        if let Some((dram, tries)) = self.tiers[tier].retries.pop_front_if(|_| quiet) {
             // Others may have taken the room that was made for it.
             let copy = &self.tiers[DRAM].copies[dram];
             let need = self.tiers[tier].rounded(u64::from(copy.bytes));
             match self.room_below(tier, usize::from(copy.tenant), need) {
                 RoomBelow::Ready => {
-                    self.start_put(tier, dram, true, now);
+                    self.start_put(tier, dram, tries + 1, now);
                     return true;
                 }
                 RoomBelow::Wait => {
-                    self.tiers[tier].retries.push_front(dram);
+                    self.tiers[tier].retries.push_front((dram, tries));
                     return false;
                 }
                 RoomBelow::Never => {
@@ -266,7 +278,7 @@ impl Engine {
                 RoomBelow::Ready => {
                     self.dequeued(tier, put.dram);
                     self.pin(DRAM, put.dram);
-                    self.start_put(tier, put.dram, false, now);
+                    self.start_put(tier, put.dram, 1, now);
                     return true;
                 }
                 RoomBelow::Wait => {
@@ -280,7 +292,7 @@ impl Engine {
     }
 
     /// The pinned copy's put goes out. A copy that was doomed while it waited stays out.
-    fn start_put(&mut self, tier: usize, dram: u32, again: bool, now: Time) {
+    fn start_put(&mut self, tier: usize, dram: u32, tries: u8, now: Time) {
         let copy = &self.tiers[DRAM].copies[dram];
         let (entry, tenant, state) = (copy.entry, copy.tenant, copy.state);
         if state != CopyState::Resident || self.index[entry].copies[tier] != NONE {
@@ -292,7 +304,7 @@ impl Engine {
         self.index[entry].copies[tier] = lower;
         self.tiers[tier].used[usize::from(tenant)] += bytes;
         self.tiers[tier].puts_in_flight += 1;
-        self.submit(tier, Purpose::Put { dram, lower, again }, entry, now);
+        self.submit(tier, Purpose::Put { dram, lower, tries }, entry, now);
     }
 
     /// Makes room for a put, within the tier's capacity and the tenant's quota: the coldest leave first.
