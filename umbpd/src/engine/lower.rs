@@ -7,7 +7,7 @@ use umbp_plugin_api::types::code;
 use umbp_plugin_api::{Operation, types::KEY_BYTES};
 
 use super::api::{Action, Admission, TIERS_MAX, Time, WritePolicy};
-use super::evict::RECLAIM_SLICE_ENTRIES;
+use super::evict::RoomBelow;
 use super::pool::Place;
 use super::slab::NONE;
 use super::state::{DEPTH_MAX, DRAM, Engine, Timer};
@@ -17,6 +17,8 @@ use super::tier::{BlockCopy, CopyState, LEAVING, QUEUED, QueuedPut, Stray};
 const PUT_SCAN_MAX: usize = 512;
 /// Ancestors that one put queues before itself at most; one that lacks more is dropped, and counted.
 const ANCESTORS_PER_PUT_MAX: usize = 512;
+/// Copies that are looked at for one that a probe can ask about.
+const PROBE_SCAN_MAX: u32 = 64;
 /// Stale entries that the background queue may hold beside as many live ones before it is swept.
 const STALE_PUTS_MAX: u64 = 1024;
 
@@ -60,14 +62,6 @@ enum WayDown {
     Queue(u32),
     /// In neither.
     Gone,
-}
-
-/// Whether a block may be put below.
-enum RoomBelow {
-    Ready,
-    /// Deletes are under way.
-    Wait,
-    Never,
 }
 
 impl Engine {
@@ -307,38 +301,11 @@ impl Engine {
         self.submit(tier, Purpose::Put { dram, lower, tries }, entry, now);
     }
 
-    /// Makes room for a put, within the tier's capacity and the tenant's quota: the coldest leave first.
-    fn room_below(&mut self, tier: usize, tenant: usize, need: u64) -> RoomBelow {
-        let capacity = self.tiers[tier].limit;
-        let quota = self.settings.tenants[tenant].quota[tier];
-        for _ in 0..RECLAIM_SLICE_ENTRIES {
-            let below = &self.tiers[tier];
-            let own = below.used[tenant] - below.freeing[tenant];
-            let victim = if own + need > quota {
-                Some(tenant)
-            } else if below.kept_bytes() + need > capacity {
-                self.heaviest(tier)
-            } else {
-                break;
-            };
-            if !victim.is_some_and(|victim| self.evict_lower(tier, victim)) {
-                break;
-            }
-        }
-        let below = &self.tiers[tier];
-        if below.used_bytes() + need <= capacity && below.used[tenant] + need <= quota {
-            RoomBelow::Ready
-        } else if below.freeing.iter().any(|bytes| *bytes > 0) {
-            RoomBelow::Wait
-        } else {
-            RoomBelow::Never
-        }
-    }
-
     /// Asks a tier that misses its deadlines for a sign of life, about a block that it should have.
     pub(super) fn submit_probe(&mut self, tier: usize, now: Time) {
-        let known = (0..self.settings.tenants.len()).find_map(|tenant| self.coldest(tier, tenant, u64::MAX));
-        let entry = known.map_or(NONE, |slot| self.tiers[tier].copies[slot].entry);
+        let copies = &self.tiers[tier].copies;
+        let mut some = (0..copies.high().min(PROBE_SCAN_MAX)).map(|slot| &copies[slot]);
+        let entry = some.find(|copy| copy.state == CopyState::Resident).map_or(NONE, |copy| copy.entry);
         self.tiers[tier].probing = true;
         self.submit(tier, Purpose::Probe, entry, now);
     }

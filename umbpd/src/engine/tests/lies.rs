@@ -74,7 +74,9 @@ impl World {
     fn step(&mut self, (op, said, choice): (u8, Said, u32)) {
         let now = self.rig.time();
         match op {
-            0..6 => drop(self.store(said)),
+            0..6 => {
+                self.store(said);
+            }
             6 => {
                 let items = [self.item(said)];
                 let (lease, answers) = self.rig.reserve(self.session, &items);
@@ -92,7 +94,9 @@ impl World {
                     Some(checksum) if choice % 3 > 0 => {
                         self.rig.engine.commit(self.session, lease, &[(0, checksum)], now);
                     }
-                    Some(_) => drop(self.rig.engine.abort(self.session, lease, &[], now)),
+                    Some(_) => {
+                        self.rig.engine.abort(self.session, lease, &[], now);
+                    }
                     None => drop(self.rig.engine.release(self.session, lease, &[], now)),
                 }
             }
@@ -150,7 +154,9 @@ fn a_block_that_is_said_to_lie_elsewhere_takes_its_links_along() {
             assert!(matches!(world.store(said), Reserved::Extent(_)), "{said:?}");
             world.check();
         }
-        (200..210).for_each(|n| drop(world.store((n, None, 0))));
+        for n in 200..210 {
+            world.store((n, None, 0));
+        }
         world.check();
     }
 }
