@@ -15,11 +15,14 @@ pub const DEGRADED_AFTER_MISSES: u32 = 3;
 /// Time between two probes of a Degraded tier, in nanoseconds.
 pub const PROBE_EVERY_NS: u64 = 1_000_000_000;
 
+/// Times that a put is submitted at most, while its tier has no space; then the block is dropped, and counted.
+pub const PUT_TRIES_MAX: u8 = 4;
+
 /// The put that has ended; slots of its copies.
 struct PutDone {
     dram: u32,
     lower: u32,
-    again: bool,
+    tries: u8,
     /// Bytes that deletes have freed since it was submitted.
     freed_since: u64,
 }
@@ -49,15 +52,16 @@ impl Engine {
             Purpose::Probe | Purpose::Delete { .. } | Purpose::DeleteStray { .. } => is_gone(completion.status),
             _ => completion.status == Status::OK,
         };
-        if completion.status == Status::NO_SPACE && matches!(operation.purpose, Purpose::Put { again: false, .. }) {
+        if completion.status == Status::NO_SPACE && matches!(operation.purpose, Purpose::Put { .. }) {
+            // That a store of blocks is full is its everyday life, at whichever try.
             below.counters.limit_found += 1;
         } else if !answered {
             below.counters.error(completion.status);
         }
         match operation.purpose {
-            Purpose::Put { dram, lower, again } => {
+            Purpose::Put { dram, lower, tries } => {
                 let freed_since = self.tiers[tier].deleted_bytes - operation.deleted_before;
-                self.put_done(tier, PutDone { dram, lower, again, freed_since }, completion, now);
+                self.put_done(tier, PutDone { dram, lower, tries, freed_since }, completion, now);
             }
             Purpose::Get { dram, lower } => self.get_done(tier, dram, lower, operation.overdue, completion),
             Purpose::Delete { lower } => self.delete_done(tier, lower, completion.status, now),
@@ -74,7 +78,7 @@ impl Engine {
     }
 
     fn put_done(&mut self, tier: usize, put: PutDone, completion: &Completion, now: Time) {
-        let PutDone { dram, lower, again, freed_since } = put;
+        let PutDone { dram, lower, tries, freed_since } = put;
         self.tiers[tier].puts_in_flight -= 1;
         self.tiers[tier].copies[lower].place = completion.location;
         let trusted = self.tiers[DRAM].copies[dram].state == CopyState::Resident;
@@ -92,10 +96,13 @@ impl Engine {
             if completion.status == Status::NO_SPACE {
                 self.found_limit(tier, bytes, freed_since, now);
             }
-            let retried = completion.status == Status::NO_SPACE && !again && trusted;
-            if retried && (freed_since >= bytes || self.make_way(tier, tenant, bytes)) {
-                // Its pin stays with it until the second try.
-                return self.tiers[tier].retries.push_back(dram);
+            let retried = completion.status == Status::NO_SPACE && tries < PUT_TRIES_MAX && trusted;
+            // What deletes have freed meanwhile is enough for a second try. Later ones make more room each: a backend
+            // has records and seams of its own.
+            let freed = tries == 1 && freed_since >= bytes;
+            if retried && (freed || self.make_way(tier, tenant, bytes << (tries - 1))) {
+                // Its pin stays with it until the next try.
+                return self.tiers[tier].retries.push_back((dram, tries));
             }
             self.tiers[tier].counters.dropped += 1;
         }

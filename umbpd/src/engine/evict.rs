@@ -40,6 +40,14 @@ enum Victim {
     None,
 }
 
+/// Whether a block may be put below.
+pub(super) enum RoomBelow {
+    Ready,
+    /// Deletes are under way.
+    Wait,
+    Never,
+}
+
 impl Engine {
     /// A tenant's part of an amount that is meant for the whole first tier.
     fn share(&self, tenant: u16, amount: u64) -> u64 {
@@ -236,6 +244,34 @@ impl Engine {
         self.work += 1;
         self.delete_lower(tier, slot);
         true
+    }
+
+    /// Makes room for a put, within the tier's capacity and the tenant's quota: the coldest leave first.
+    pub(super) fn room_below(&mut self, tier: usize, tenant: usize, need: u64) -> RoomBelow {
+        let capacity = self.tiers[tier].limit;
+        let quota = self.settings.tenants[tenant].quota[tier];
+        for _ in 0..RECLAIM_SLICE_ENTRIES {
+            let below = &self.tiers[tier];
+            let own = below.used[tenant] - below.freeing[tenant];
+            let victim = if own + need > quota {
+                Some(tenant)
+            } else if below.kept_bytes() + need > capacity {
+                self.heaviest(tier)
+            } else {
+                break;
+            };
+            if !victim.is_some_and(|victim| self.evict_lower(tier, victim)) {
+                break;
+            }
+        }
+        let below = &self.tiers[tier];
+        if below.used_bytes() + need <= capacity && below.used[tenant] + need <= quota {
+            RoomBelow::Ready
+        } else if below.freeing.iter().any(|bytes| *bytes > 0) {
+            RoomBelow::Wait
+        } else {
+            RoomBelow::Never
+        }
     }
 
     /// The tenant that uses most of its quota in a tier, among those with something to evict.

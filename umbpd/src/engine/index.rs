@@ -163,15 +163,15 @@ impl Index {
         let old = self.entries[slot].parent;
         let new = parent.map_or(NONE, |key| self.find_or_insert(key, depth.saturating_sub(1)));
         self.entries[slot].depth = depth;
+        if new != NONE && self.entries[new].depth >= depth {
+            // Of a ghost that nobody has placed yet: each link falls in depth, always.
+            self.entries[new].depth = depth.saturating_sub(1);
+        }
         if new == old {
             return;
         }
         if new != NONE {
-            let above = &mut self.entries[new];
-            above.children += 1;
-            if above.depth >= depth {
-                above.depth = depth.saturating_sub(1);
-            }
+            self.entries[new].children += 1;
         }
         self.entries[slot].parent = new;
         if old != NONE {

@@ -7,7 +7,7 @@ use umbp_plugin_api::types::code;
 use umbp_plugin_api::{Operation, types::KEY_BYTES};
 
 use super::api::{Action, Admission, TIERS_MAX, Time, WritePolicy};
-use super::evict::RECLAIM_SLICE_ENTRIES;
+use super::evict::RoomBelow;
 use super::pool::Place;
 use super::slab::NONE;
 use super::state::{DEPTH_MAX, DRAM, Engine, Timer};
@@ -17,16 +17,30 @@ use super::tier::{BlockCopy, CopyState, LEAVING, QUEUED, QueuedPut, Stray};
 const PUT_SCAN_MAX: usize = 512;
 /// Ancestors that one put queues before itself at most; one that lacks more is dropped, and counted.
 const ANCESTORS_PER_PUT_MAX: usize = 512;
+/// Copies that are looked at for one that a probe can ask about.
+const PROBE_SCAN_MAX: u32 = 64;
 /// Stale entries that the background queue may hold beside as many live ones before it is swept.
 const STALE_PUTS_MAX: u64 = 1024;
 
 /// What an operation in flight is for; slots of the copies that it pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    Put { dram: u32, lower: u32, again: bool },
-    Get { dram: u32, lower: u32 },
-    Delete { lower: u32 },
-    DeleteStray { stray: Stray },
+    /// `tries` counts this one.
+    Put {
+        dram: u32,
+        lower: u32,
+        tries: u8,
+    },
+    Get {
+        dram: u32,
+        lower: u32,
+    },
+    Delete {
+        lower: u32,
+    },
+    DeleteStray {
+        stray: Stray,
+    },
     Probe,
 }
 
@@ -48,14 +62,6 @@ enum WayDown {
     Queue(u32),
     /// In neither.
     Gone,
-}
-
-/// Whether a block may be put below.
-enum RoomBelow {
-    Ready,
-    /// Deletes are under way.
-    Wait,
-    Never,
 }
 
 impl Engine {
@@ -201,7 +207,7 @@ impl Engine {
     /// A tier that does not run takes no stores: a slice of its queue is dropped, counted.
     fn drain_queue(&mut self, tier: usize) {
         for _ in 0..PUT_SCAN_MAX {
-            if let Some(dram) = self.tiers[tier].retries.pop_front() {
+            if let Some((dram, _)) = self.tiers[tier].retries.pop_front() {
                 self.tiers[tier].counters.dropped += 1;
                 self.unpin(DRAM, dram);
             } else if let Some(put) = self.tiers[tier].puts.pop_front() {
@@ -225,17 +231,17 @@ impl Engine {
     /// Submits the next put. False if there is none that can go now.
     fn submit_put(&mut self, tier: usize, now: Time) -> bool {
         let quiet = self.tiers[tier].deletes_in_flight == 0;
-        if let Some(dram) = self.tiers[tier].retries.pop_front_if(|_| quiet) {
+        if let Some((dram, tries)) = self.tiers[tier].retries.pop_front_if(|_| quiet) {
             // Others may have taken the room that was made for it.
             let copy = &self.tiers[DRAM].copies[dram];
             let need = self.tiers[tier].rounded(u64::from(copy.bytes));
             match self.room_below(tier, usize::from(copy.tenant), need) {
                 RoomBelow::Ready => {
-                    self.start_put(tier, dram, true, now);
+                    self.start_put(tier, dram, tries + 1, now);
                     return true;
                 }
                 RoomBelow::Wait => {
-                    self.tiers[tier].retries.push_front(dram);
+                    self.tiers[tier].retries.push_front((dram, tries));
                     return false;
                 }
                 RoomBelow::Never => {
@@ -266,7 +272,7 @@ impl Engine {
                 RoomBelow::Ready => {
                     self.dequeued(tier, put.dram);
                     self.pin(DRAM, put.dram);
-                    self.start_put(tier, put.dram, false, now);
+                    self.start_put(tier, put.dram, 1, now);
                     return true;
                 }
                 RoomBelow::Wait => {
@@ -280,7 +286,7 @@ impl Engine {
     }
 
     /// The pinned copy's put goes out. A copy that was doomed while it waited stays out.
-    fn start_put(&mut self, tier: usize, dram: u32, again: bool, now: Time) {
+    fn start_put(&mut self, tier: usize, dram: u32, tries: u8, now: Time) {
         let copy = &self.tiers[DRAM].copies[dram];
         let (entry, tenant, state) = (copy.entry, copy.tenant, copy.state);
         if state != CopyState::Resident || self.index.copy(entry, tier) != NONE {
@@ -292,41 +298,14 @@ impl Engine {
         self.index.set_copy(entry, tier, lower);
         self.tiers[tier].used[usize::from(tenant)] += bytes;
         self.tiers[tier].puts_in_flight += 1;
-        self.submit(tier, Purpose::Put { dram, lower, again }, entry, now);
-    }
-
-    /// Makes room for a put, within the tier's capacity and the tenant's quota: the coldest leave first.
-    fn room_below(&mut self, tier: usize, tenant: usize, need: u64) -> RoomBelow {
-        let capacity = self.tiers[tier].limit;
-        let quota = self.settings.tenants[tenant].quota[tier];
-        for _ in 0..RECLAIM_SLICE_ENTRIES {
-            let below = &self.tiers[tier];
-            let own = below.used[tenant] - below.freeing[tenant];
-            let victim = if own + need > quota {
-                Some(tenant)
-            } else if below.kept_bytes() + need > capacity {
-                self.heaviest(tier)
-            } else {
-                break;
-            };
-            if !victim.is_some_and(|victim| self.evict_lower(tier, victim)) {
-                break;
-            }
-        }
-        let below = &self.tiers[tier];
-        if below.used_bytes() + need <= capacity && below.used[tenant] + need <= quota {
-            RoomBelow::Ready
-        } else if below.freeing.iter().any(|bytes| *bytes > 0) {
-            RoomBelow::Wait
-        } else {
-            RoomBelow::Never
-        }
+        self.submit(tier, Purpose::Put { dram, lower, tries }, entry, now);
     }
 
     /// Asks a tier that misses its deadlines for a sign of life, about a block that it should have.
     pub(super) fn submit_probe(&mut self, tier: usize, now: Time) {
-        let known = (0..self.settings.tenants.len()).find_map(|tenant| self.coldest(tier, tenant, u64::MAX));
-        let entry = known.map_or(NONE, |slot| self.tiers[tier].copies[slot].entry);
+        let copies = &self.tiers[tier].copies;
+        let mut some = (0..copies.high().min(PROBE_SCAN_MAX)).map(|slot| &copies[slot]);
+        let entry = some.find(|copy| copy.state == CopyState::Resident).map_or(NONE, |copy| copy.entry);
         self.tiers[tier].probing = true;
         self.submit(tier, Purpose::Probe, entry, now);
     }

@@ -64,7 +64,7 @@ mod tier;
 mod tests;
 
 pub use clear::ClearSlice;
-pub use complete::{DEGRADED_AFTER_MISSES, PROBE_EVERY_NS};
+pub use complete::{DEGRADED_AFTER_MISSES, PROBE_EVERY_NS, PUT_TRIES_MAX};
 pub use deletes::DELETE_RETRY_NS;
 pub use evict::{EVICTIONS_PER_BLOCK_MAX, EVICTIONS_PER_CALL_MAX, RECLAIM_SLICE_ENTRIES};
 pub use lease::{EXPIRY_SLICE_ITEMS, LEASED_ITEMS_PER_SESSION_MAX, LEASES_PER_SESSION_MAX, LeaseKind};

@@ -3,10 +3,13 @@
 use umbp_protocol::message::WireKey;
 
 use super::index::Index;
-use super::policy::{Link, Nodes, Policy, Use};
+use super::policy::{Link, Nodes, Policy, Search, Use};
 use super::slab::{NONE, Slab, Words};
 use super::state::{DRAM, Engine};
 use super::tier::{BlockCopy, CopyState, LISTED, TRACKED, Tier, UNPLACED};
+
+/// Searches for a victim that one call goes on with at most, where they find none among those that they look at.
+const SEARCHES_PER_CALL_MAX: usize = 64;
 
 /// What a policy sees of a tier.
 struct View<'a> {
@@ -264,7 +267,13 @@ impl Engine {
         if let Some(orphan) = (tier == DRAM).then(|| self.orphan_to_evict(tenant, first_stamp)).flatten() {
             return Some(orphan);
         }
-        self.with_order(tier, tenant, |order, nodes| order.victim(nodes, first_stamp))
+        loop {
+            match self.with_order(tier, tenant, |order, nodes| order.victim(nodes, first_stamp)) {
+                Search::Found(slot) => return Some(slot),
+                Search::More if self.searches < SEARCHES_PER_CALL_MAX => self.searches += 1,
+                Search::More | Search::None => return None,
+            }
+        }
     }
 
     /// A block and all its ancestors were used, the deepest first. Give tails first: then the first walk to the root

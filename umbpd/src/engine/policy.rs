@@ -54,6 +54,15 @@ pub(super) enum Use {
     Guard,
 }
 
+/// What a search for a victim came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Search {
+    Found(u32),
+    /// None among so many; the next search with the same bound of time goes on from there.
+    More,
+    None,
+}
+
 /// Order of eviction among the copies of one tenant in one tier.
 pub(super) trait Policy: Send {
     /// The engine shall keep marks, and tell which copies are ends of chains.
@@ -93,8 +102,8 @@ pub(super) trait Policy: Send {
     fn end(&mut self, _nodes: &mut dyn Nodes, _kind: Use) {}
 
     /// The copy that leaves first, among those last used before the engine's logical time `before`. Looks at a bounded
-    /// number of copies; `None` where there is none, or none within that bound: then a later call goes on from there.
-    fn victim(&mut self, nodes: &mut dyn Nodes, before: u64) -> Option<u32>;
+    /// number of copies.
+    fn victim(&mut self, nodes: &mut dyn Nodes, before: u64) -> Search;
 
     /// Whether something may be evicted.
     fn has_victim(&self) -> bool;

@@ -6,7 +6,7 @@
 //! it has moved already. Both steps keep the invariant, and both are O(1) per block.
 
 use super::list::List;
-use super::policy::{Nodes, Policy, Use};
+use super::policy::{Nodes, Policy, Search, Use};
 
 /// See the module.
 pub(super) struct PrefixLru {
@@ -43,8 +43,8 @@ impl Policy for PrefixLru {
     }
 
     /// If the coldest was used too lately, so were all others.
-    fn victim(&mut self, nodes: &mut dyn Nodes, before: u64) -> Option<u32> {
-        self.list.coldest().filter(|node| nodes.stamp(*node) < before)
+    fn victim(&mut self, nodes: &mut dyn Nodes, before: u64) -> Search {
+        self.list.coldest().filter(|node| nodes.stamp(*node) < before).map_or(Search::None, Search::Found)
     }
 
     fn has_victim(&self) -> bool {

@@ -15,7 +15,7 @@
 
 use super::ghosts::Ghosts;
 use super::list::List;
-use super::policy::{Nodes, Policy, Use};
+use super::policy::{Nodes, Policy, Search, Use};
 
 /// The small queue's part of all blocks: one in this many.
 const SMALL_PART: u64 = 10;
@@ -257,25 +257,25 @@ impl Policy for S3Fifo {
         );
     }
 
-    fn victim(&mut self, nodes: &mut dyn Nodes, before: u64) -> Option<u32> {
+    fn victim(&mut self, nodes: &mut dyn Nodes, before: u64) -> Search {
         let mut second_best = None;
         let mut guarded = 0;
         for _ in 0..SCAN_MAX {
-            let node = self.next_due().filter(|_| self.free_ends > 0)?;
+            let Some(node) = self.next_due().filter(|_| self.free_ends > 0) else { return Search::None };
             nodes.step();
             let mark = Mark(nodes.mark(node));
             let evictable = nodes.stamp(node) < before;
             guarded += u64::from(!evictable);
             if guarded > self.small.len() + self.main.len() {
                 // All that is left belongs to the very request that needs room.
-                break;
+                return second_best.map_or(Search::None, Search::Found);
             }
             if !mark.has(Mark::LISTED) || !nodes.is_end(node) {
                 self.step_out(nodes, node);
             } else if !mark.has(Mark::MAIN) && mark.uses() >= MOVE_USES {
                 self.move_on(nodes, node);
             } else if evictable && (!mark.has(Mark::MAIN) || mark.uses() == 0) {
-                return Some(node);
+                return Search::Found(node);
             } else {
                 // Another round; for one of the very request that needs room, without a use less.
                 second_best = second_best.or(evictable.then_some(node));
@@ -285,7 +285,7 @@ impl Policy for S3Fifo {
                 self.enter(nodes, node, mark, false);
             }
         }
-        second_best
+        second_best.map_or(Search::More, Search::Found)
     }
 
     fn has_victim(&self) -> bool {

@@ -107,6 +107,8 @@ pub struct Engine {
     pub(super) work: u64,
     /// Evictions in the call under way.
     pub(super) evictions: usize,
+    /// Searches for a victim that went on, in the call under way.
+    pub(super) searches: usize,
     /// Scratch of [`Engine::touch`].
     pub(super) scratch: Vec<u64>,
 }
@@ -151,6 +153,7 @@ impl Engine {
             counters: Counters::default(),
             work: 0,
             evictions: 0,
+            searches: 0,
             scratch: Vec::new(),
             settings,
         }
@@ -209,6 +212,7 @@ impl Engine {
     pub(super) fn begin(&mut self) {
         self.work = 0;
         self.evictions = 0;
+        self.searches = 0;
     }
 
     /// Ends a call: a slice of reclaim, operations for idle slots, and word of what left.

@@ -133,7 +133,8 @@ pub(super) struct TierCounters {
     pub(super) not_admitted: u64,
     /// First tier: copies that left after a load, since their block had not been loaded often enough.
     pub(super) passed_through: u64,
-    /// First tries of a put that were refused for lack of space: so it is found out what fits. No errors.
+    /// Tries of a put that were refused for lack of space: so it is found out what fits. No errors; a block that is
+    /// given up over it is dropped.
     pub(super) limit_found: u64,
     pub(super) timeouts: u64,
     /// Completions that no operation in flight stands for.
@@ -190,8 +191,8 @@ pub(super) struct Tier {
     /// A timer stands for it.
     pub(super) delete_retry_waits: bool,
     pub(super) puts: VecDeque<QueuedPut>,
-    /// Puts refused for lack of space (DRAM slots), to be tried once more.
-    pub(super) retries: VecDeque<u32>,
+    /// Puts refused for lack of space: DRAM slot, and times tried. They are tried again.
+    pub(super) retries: VecDeque<(u32, u8)>,
     /// Live blocks and bytes in `puts`; the rest of it is stale.
     pub(super) queued_blocks: u64,
     pub(super) queued_bytes: u64,

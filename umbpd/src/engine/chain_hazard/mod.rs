@@ -19,11 +19,12 @@ mod request;
 mod runs;
 
 use std::collections::BTreeSet;
+use std::ops::Bound;
 
 use self::ghosts::{Ghost, Ghosts};
 use self::learn::{CLASSES, Learned};
 use self::runs::{Run, Runs, State};
-use super::policy::{Nodes, Policy, Use};
+use super::policy::{Nodes, Policy, Search, Use};
 use super::slab::NONE;
 
 /// Ghosts, as a multiple of the blocks that fit.
@@ -31,7 +32,7 @@ const GHOSTS_FACTOR: u64 = 4;
 /// Worth of last blocks below which they are taken for partial ones, and leave by themselves.
 const DEAD_WORTH: f64 = 0.25;
 /// Runs of one class that a search for a victim looks at at most.
-const SCAN_MAX: usize = 32;
+const SCAN_MAX: usize = 64;
 /// Bytes of one queued run in an ordered set, about.
 const QUEUED_BYTES: usize = 24;
 const ALL_CLASSES: u32 = (1 << CLASSES) - 1;
@@ -60,6 +61,8 @@ pub(super) struct ChainHazard {
     path: Vec<u32>,
     /// Time of last use of the next that was used before all others; it falls.
     cold: u64,
+    /// The search for a victim that is under way: its bound of time, and the last run that each queue was looked at to.
+    search: (u64, [Option<(u64, u32)>; CLASSES]),
 }
 
 /// Time of the first use; before it lies what earlier lives left.
@@ -82,6 +85,7 @@ impl ChainHazard {
             strays: Vec::new(),
             path: Vec::new(),
             cold: TIME_ZERO,
+            search: (0, [None; CLASSES]),
         }
     }
 
@@ -272,10 +276,10 @@ impl Policy for ChainHazard {
         }
     }
 
-    fn victim(&mut self, nodes: &mut dyn Nodes, before: u64) -> Option<u32> {
+    fn victim(&mut self, nodes: &mut dyn Nodes, before: u64) -> Search {
         self.adopt_strays(nodes);
         if self.queued == 0 {
-            return None;
+            return Search::None;
         }
         // A victim is asked for where room is short: then what is here is what fits.
         if self.blocks > 2 * self.scale || 2 * self.blocks < self.scale {
@@ -289,16 +293,29 @@ impl Policy for ChainHazard {
         }
         let mut classes: [usize; CLASSES] = std::array::from_fn(|class| class);
         classes.sort_by(|a, b| self.scores[*b].total_cmp(&self.scores[*a]));
-        for class in classes {
-            for (_, run) in self.queues[class].iter().take(SCAN_MAX) {
-                nodes.step();
-                let deep = self.runs[*run].deep;
-                if nodes.stamp(deep) < before {
-                    return Some(deep);
-                }
-            }
+        if self.search.0 != before {
+            self.search = (before, [None; CLASSES]);
         }
-        None
+        let mut left = false;
+        for class in classes {
+            let from = self.search.1[class].map_or(Bound::Unbounded, Bound::Excluded);
+            let mut looked_at = 0;
+            for queued in self.queues[class].range((from, Bound::Unbounded)).take(SCAN_MAX) {
+                nodes.step();
+                let deep = self.runs[queued.1].deep;
+                if nodes.stamp(deep) < before {
+                    return Search::Found(deep);
+                }
+                looked_at += 1;
+                self.search.1[class] = Some(*queued);
+            }
+            left |= looked_at == SCAN_MAX;
+        }
+        if left {
+            return Search::More;
+        }
+        self.search = (0, [None; CLASSES]);
+        Search::None
     }
 
     fn has_victim(&self) -> bool {

@@ -6,7 +6,7 @@ use umbp_protocol::message::{Acquired, Event, Found, MissReason, Reserved, Sessi
 
 use super::rig::{ABSENT, BLOCK, Rig, SECOND, ready, settings};
 use crate::engine::api::{TierIndex, TierState};
-use crate::engine::{DEGRADED_AFTER_MISSES, LIMIT_RAISE_EVERY_NS, PROBE_EVERY_NS};
+use crate::engine::{DEGRADED_AFTER_MISSES, LIMIT_RAISE_EVERY_NS, PROBE_EVERY_NS, PUT_TRIES_MAX};
 
 const NVME: TierIndex = TierIndex(1);
 const DOWN: Found = Found::Miss(MissReason::TierDown);
@@ -57,19 +57,28 @@ fn a_failed_load_is_a_miss_of_that_block_alone_and_of_that_load_alone() {
 }
 
 #[test]
-fn no_space_evicts_that_tiers_coldest_and_is_tried_once_more() {
-    for (second, stored) in [(Status::OK, true), (Status::NO_SPACE, false)] {
+fn no_space_evicts_that_tiers_coldest_more_at_each_try_and_is_no_error() {
+    for good in 2..=PUT_TRIES_MAX + 1 {
         let (mut rig, session) = below();
         rig.evicted(1);
         rig.store(session, &[50]);
-        rig.finish(code::PUT, Status::NO_SPACE);
-        assert_eq!((rig.in_flight(code::PUT), rig.in_flight(code::DELETE)), (0, 1));
-        rig.finish(code::DELETE, Status::OK);
-        rig.finish(code::PUT, second);
-        assert_eq!(rig.in_flight(code::PUT) + rig.in_flight(code::DELETE), 0, "no third try");
-        assert_eq!(rig.status("/tiers/1/dropped") == 0, stored);
+        let mut tries = 0;
+        while rig.in_flight(code::PUT) > 0 {
+            tries += 1;
+            rig.finish(code::PUT, if tries == good { Status::OK } else { Status::NO_SPACE });
+            let makes_room = tries < good.min(PUT_TRIES_MAX);
+            assert_eq!(rig.in_flight(code::PUT), 0, "it waits for room");
+            assert_eq!(rig.in_flight(code::DELETE), if makes_room { 1 << (tries - 1) } else { 0 }, "try {tries}");
+            rig.settle_deletes();
+        }
+        let dropped = good > PUT_TRIES_MAX;
+        let refused = u64::from(good.min(PUT_TRIES_MAX + 1) - 1);
+        assert_eq!(tries, good.min(PUT_TRIES_MAX));
+        assert_eq!(rig.status("/tiers/1/dropped"), u64::from(dropped));
+        assert_eq!(rig.status("/tiers/1/limit_found"), refused);
+        assert_eq!(rig.status("/tiers/1/errors"), serde_json::json!({}), "a full tier is no fault");
         assert_eq!(rig.present(session, &[50]), [50], "its copy above is untouched");
-        assert_eq!(rig.evicted(1), [1]);
+        assert!(rig.engine.is_idle());
     }
 }
 

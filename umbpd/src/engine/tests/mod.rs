@@ -6,6 +6,7 @@ mod clear;
 mod deletes;
 mod faults;
 mod leases;
+mod lies;
 mod limits;
 mod policies;
 mod pressure;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use crate::engine::api::EvictionPolicy;
-use crate::engine::policy::{self, Link, Nodes, Policy, Use};
+use crate::engine::policy::{self, Link, Nodes, Policy, Search, Use};
 
 const BLOCKS: u32 = 40;
 const BYTES: u64 = 4096;
@@ -186,7 +186,11 @@ impl World {
 
     fn victim(&mut self, before: u64) -> Option<u32> {
         self.forest.steps = 0;
-        let victim = self.policy.victim(&mut self.forest, before);
+        let victim = match self.policy.victim(&mut self.forest, before) {
+            Search::Found(victim) => Some(victim),
+            Search::None => None,
+            Search::More => panic!("one search looks at all of so small a forest"),
+        };
         assert!(self.forest.steps <= STEPS_MAX, "{} copies looked at", self.forest.steps);
         let victim = victim?;
         assert!(self.forest.copies[&victim].listed && self.forest.copies[&victim].stamp < before);

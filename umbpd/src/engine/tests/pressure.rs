@@ -4,7 +4,7 @@ use umbp_protocol::message::{Found, Reserved};
 
 use super::rig::{Rig, settings};
 use crate::engine::api::{EvictionPolicy, Settings};
-use crate::engine::{EVICTIONS_PER_CALL_MAX, KEYS_PER_SLICE_MAX};
+use crate::engine::{EVICTIONS_PER_CALL_MAX, KEYS_PER_SLICE_MAX, LeaseKind};
 
 const ALL: [EvictionPolicy; 3] = [EvictionPolicy::PrefixLru, EvictionPolicy::S3Fifo, EvictionPolicy::ChainHazard];
 
@@ -119,5 +119,27 @@ fn g7_after_a_refused_block_the_next_request_stores_from_there() {
         assert_eq!(again[..5], [Reserved::Present; 5]);
         assert!(again[5..].iter().all(|answer| matches!(answer, Reserved::Extent(_))), "{eviction:?}: {again:?}");
         assert!(rig.lookup(session, 0, &numbers).iter().all(|found| matches!(found, Found::Hit { .. })));
+    }
+}
+
+/// G5: a request that uses more of the coldest blocks than one search looks at still evicts the others.
+#[test]
+fn g5_a_request_that_holds_all_the_coldest_blocks_is_given_room_by_the_others() {
+    for eviction in ALL {
+        let mut rig = Rig::new(Settings { eviction, ..settings(&[2048]) });
+        let session = rig.session();
+        (0..2048_u64).for_each(|n| drop(rig.store(session, &[n])));
+        let now = rig.time();
+        let lease = rig.engine.lease_begin(session, LeaseKind::Write, now).expect("open");
+        for slice in 0..3 {
+            let roots = (slice * 512..slice * 512 + 512).flat_map(|n| rig.chain(None, 0, &[n]));
+            let answers = rig.engine.reserve(session, lease, &roots.collect::<Vec<_>>(), now);
+            assert!(answers.iter().all(|answer| *answer == Reserved::Present));
+        }
+        let new: Vec<u64> = (5000..5100).collect();
+        let items = rig.chain(None, 0, &new);
+        let answers = rig.engine.reserve(session, lease, &items, now);
+        assert!(answers.iter().all(|answer| matches!(answer, Reserved::Extent(_))), "{eviction:?}: {answers:?}");
+        assert!(rig.engine.last_work() < 20_000, "{eviction:?}: {}", rig.engine.last_work());
     }
 }
