@@ -10,6 +10,7 @@ mod connector;
 mod crash;
 mod daemon_death;
 mod embedded;
+mod exposition;
 mod faults;
 mod field_cases;
 mod holds;
