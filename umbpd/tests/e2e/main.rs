@@ -18,6 +18,7 @@ mod hostile;
 mod jobs;
 mod killed_clients;
 mod metrics;
+mod parallel;
 mod pressure;
 mod restart;
 mod rig;
