@@ -1,6 +1,7 @@
-//! `umbp bench`: how fast the copy path is, as a ratio to a plain memcpy of the same runs on the same machine; and what
-//! a million blocks cost ([`scale`]).
+//! `umbp bench`: how fast the copy path is, as a ratio to a plain memcpy of the same runs on the same machine; how fast
+//! loads from a lower tier are, beside a bare read of the disk ([`load`]); and what a million blocks cost ([`scale`]).
 
+mod load;
 mod scale;
 
 use std::path::Path;
@@ -18,6 +19,9 @@ pub(crate) enum Command {
     /// Stores and loads through the daemon, against a plain scattered memcpy of the same runs. The daemon should have
     /// a DRAM tier alone, larger than the set, and no other work.
     Copy(Copy),
+    /// Loads blocks that a lower tier alone has, by one client and by several at once, beside a bare read of the disk. The
+    /// daemon's first tier should be much smaller than the set.
+    Load(load::Load),
     /// Fills the daemon with small blocks: memory per block, and lookups, idle and while blocks are evicted. The
     /// daemon's first tier should hold the blocks and little more, and have no other work.
     Scale(scale::Scale),
@@ -50,6 +54,7 @@ pub(crate) struct Copy {
 pub(crate) fn run(command: &Command, socket: &Path) -> miette::Result<()> {
     match command {
         Command::Copy(arguments) => run_copy(arguments, socket),
+        Command::Load(arguments) => load::run(arguments, socket),
         Command::Scale(arguments) => scale::run(arguments, socket),
     }
 }
@@ -90,6 +95,10 @@ fn table(report: &CopyReport) -> String {
         let Measured { direction, gbps, memcpy_gbps: memcpy, ratio, best_ratio: best, .. } = line;
         out += &format!("{direction:<9}  {checksum:<8}  {gbps:>7.2}  {memcpy:>11.2}  {ratio:>5.2}  {best:>5.2}\n");
     }
+    let load = |checksum| report.lines.iter().find(|line| line.direction == "load" && line.checksum == checksum);
+    if let (Some(off), Some(on)) = (load(false), load(true)) {
+        out += &format!("the checksum's share of a load: {:.0} %\n", 100.0 * (1.0 - on.ratio / off.ratio));
+    }
     out
 }
 
@@ -108,9 +117,10 @@ mod tests {
             ratio,
             best_ratio: 0.97,
         };
-        let lines = vec![line("store", false, 0.91), line("load", true, 0.83)];
+        let lines = vec![line("store", false, 0.91), line("load", false, 0.9), line("load", true, 0.81)];
         let shown = table(&CopyReport { settings, blocks: 409, cache_bytes: 1 << 25, lines });
-        for part in ["409 blocks of 160 x 4096 bytes", "store      off", "0.91", "load       on", "0.83"] {
+        for part in ["409 blocks of 160 x 4096 bytes", "store      off", "0.91", "load       on", "0.81", "load: 10 %"]
+        {
             assert!(shown.contains(part), "{part:?} is missing in\n{shown}");
         }
     }

@@ -1,8 +1,9 @@
 //! `umbp bench scale`: many small blocks in a running daemon. Memory per block, and how long a lookup takes, with the
-//! daemon idle and while another client stores what pushes older blocks out.
+//! daemon idle and while another client stores what pushes older blocks out. Nine lookups of ten ask for chains that are
+//! there: of those in the first tier, the newest three quarters.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use miette::{IntoDiagnostic, WrapErr, miette};
@@ -10,6 +11,7 @@ use serde_json::{Value, json};
 use umbp_client::{Client, Options, Outcome, RegionId, Run, StoreBlock};
 use umbp_connector_core::key::{BlockHash, GroupId, LocalKey, Rank};
 use umbp_connector_core::namespace::NamespaceDescriptor;
+use umbp_protocol::message::Found;
 
 use crate::status::ask::ask;
 
@@ -17,8 +19,10 @@ use crate::status::ask::ask;
 const CHAIN_BLOCKS: u64 = 64;
 /// Chains of a store job.
 const CHAINS_PER_JOB: u64 = 32;
+/// One lookup of so many asks for a chain that was never stored.
+const ABSENT_EVERY: u64 = 10;
 /// A store or an attach that takes longer has failed.
-const DEADLINE: Duration = Duration::from_secs(60);
+pub(super) const DEADLINE: Duration = Duration::from_secs(60);
 /// Chains stored at most until the first block is evicted, as a multiple of those that were filled in.
 const PRESSURE_MAX: u64 = 4;
 
@@ -50,10 +54,17 @@ pub(crate) fn run(arguments: &Scale, socket: &Path) -> miette::Result<()> {
         from = filler.store(from, CHAINS_PER_JOB.min(chains - from))?;
     }
     let fill = began.elapsed();
-    let full = ask(socket)?;
+    let full = settled(socket)?;
     let asker = attached(socket)?;
-    let idle = lookups(&asker, arguments.lookups, chains)?;
-    let (busy, evicted) = beside_evictions(&filler, &asker, arguments.lookups, chains, socket)?;
+    let stored = AtomicU64::new(chains);
+    // All that were filled in, or what the first tier holds of them.
+    let resident = full["tiers"][0]["resident_blocks"].as_u64().unwrap_or(0) / CHAIN_BLOCKS;
+    let resident = resident.min(chains);
+    // What a store under way evicts is not asked for, nor the quarter that leaves next.
+    let window = (resident * 3 / 4).min(resident.saturating_sub(2 * CHAINS_PER_JOB)).max(1);
+    let asked = Asked { stored: &stored, window, count: arguments.lookups };
+    let idle = lookups(&asker, &asked)?;
+    let (busy, evicted) = beside_evictions(&filler, &asker, &asked, socket)?;
     let report = report(&empty, &full, fill, &idle, &busy, evicted);
     if arguments.json {
         println!("{report}");
@@ -113,18 +124,60 @@ fn attached(socket: &Path) -> miette::Result<Client> {
     }
 }
 
-fn key(chain: u64, depth: u64) -> miette::Result<LocalKey> {
+pub(super) fn key(chain: u64, depth: u64) -> miette::Result<LocalKey> {
     let hash = [chain.to_le_bytes(), depth.to_le_bytes()].concat();
     let hash = BlockHash::new(&hash).into_diagnostic()?;
     Ok(LocalKey { hash, group: GroupId(0), rank: Rank::default() })
 }
 
-/// Times of lookups of whole chains, shortest first.
-fn lookups(client: &Client, count: u64, chains: u64) -> miette::Result<Vec<Duration>> {
-    let mut times = Vec::with_capacity(count as usize);
-    for number in 0..count {
-        // All chains in an order without a pattern: the factor shares nothing with a power of two.
-        let chain = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % chains;
+/// The status once no copy waits for a lower tier any more.
+pub(super) fn settled(socket: &Path) -> miette::Result<Value> {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        let status = ask(socket)?;
+        let tiers = status["tiers"].as_array().map_or(&[][..], Vec::as_slice);
+        let waits = |tier: &Value| tier["queued_blocks"].as_u64() > Some(0) || tier["in_flight"].as_u64() > Some(0);
+        if !tiers.iter().any(waits) {
+            return Ok(status);
+        }
+        if Instant::now() > end {
+            return Err(miette!("copies still wait for a lower tier after {DEADLINE:?}"));
+        }
+    }
+}
+
+/// Which chains lookups ask for.
+struct Asked<'a> {
+    /// Chains that were stored so far.
+    stored: &'a AtomicU64,
+    /// Chains before that, which are there.
+    window: u64,
+    count: u64,
+}
+
+impl Asked<'_> {
+    /// In an order without a pattern: the factor shares nothing with a power of two.
+    fn chain(&self, number: u64) -> u64 {
+        if number.is_multiple_of(ABSENT_EVERY) {
+            return u64::MAX - number;
+        }
+        let back = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % self.window;
+        self.stored.load(Ordering::Relaxed).saturating_sub(1 + back)
+    }
+}
+
+/// Lookups of whole chains.
+struct Lookups {
+    /// Shortest first.
+    times: Vec<Duration>,
+    /// Share of the keys that were there.
+    hits: f64,
+}
+
+fn lookups(client: &Client, asked: &Asked<'_>) -> miette::Result<Lookups> {
+    let (mut times, mut hits) = (Vec::with_capacity(asked.count as usize), 0);
+    for number in 0..asked.count {
+        let chain = asked.chain(number);
         let keys: Vec<LocalKey> = (0..CHAIN_BLOCKS).map(|depth| key(chain, depth)).collect::<miette::Result<_>>()?;
         let began = Instant::now();
         let found = client.lookup(&keys, 0);
@@ -132,36 +185,40 @@ fn lookups(client: &Client, count: u64, chains: u64) -> miette::Result<Vec<Durat
         if found.len() != keys.len() {
             return Err(miette!("a lookup was not answered"));
         }
+        hits += found.iter().filter(|found| matches!(found, Found::Hit { .. })).count();
     }
     times.sort_unstable();
-    Ok(times)
+    Ok(Lookups { hits: hits as f64 / (CHAIN_BLOCKS * asked.count) as f64, times })
 }
 
 /// The same lookups while every store evicts; also how many blocks were evicted meanwhile.
 fn beside_evictions(
     filler: &Filler,
     asker: &Client,
-    count: u64,
-    chains: u64,
+    asked: &Asked<'_>,
     socket: &Path,
-) -> miette::Result<(Vec<Duration>, u64)> {
-    let mut next = chains;
+) -> miette::Result<(Lookups, u64)> {
+    let chains = asked.stored.load(Ordering::Relaxed);
+    let store = || -> miette::Result<u64> {
+        let next = filler.store(asked.stored.load(Ordering::Relaxed), CHAINS_PER_JOB)?;
+        asked.stored.store(next, Ordering::Relaxed);
+        Ok(next)
+    };
     while evictions(socket)? == 0 {
-        if next > (1 + PRESSURE_MAX) * chains {
+        if store()? > (1 + PRESSURE_MAX) * chains {
             return Err(miette!("nothing is evicted: give the first tier less capacity, or --blocks more blocks"));
         }
-        next = filler.store(next, CHAINS_PER_JOB)?;
     }
     let before = evictions(socket)?;
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let storing = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                next = filler.store(next, CHAINS_PER_JOB)?;
+                store()?;
             }
             Ok::<(), miette::Report>(())
         });
-        let times = lookups(asker, count, chains);
+        let times = lookups(asker, asked);
         stop.store(true, Ordering::Relaxed);
         storing.join().map_err(|_| miette!("the storing thread has panicked"))??;
         Ok((times?, evictions(socket)? - before))
@@ -172,7 +229,7 @@ fn evictions(socket: &Path) -> miette::Result<u64> {
     Ok(ask(socket)?["tiers"][0]["evicted"].as_u64().unwrap_or(0))
 }
 
-fn report(empty: &Value, full: &Value, fill: Duration, idle: &[Duration], busy: &[Duration], evicted: u64) -> Value {
+fn report(empty: &Value, full: &Value, fill: Duration, idle: &Lookups, busy: &Lookups, evicted: u64) -> Value {
     let number =
         |status: &Value, path: &[&str]| path.iter().fold(status, |value, name| &value[*name]).as_u64().unwrap_or(0);
     let grown = |path: &[&str]| number(full, path).saturating_sub(number(empty, path));
@@ -183,15 +240,19 @@ fn report(empty: &Value, full: &Value, fill: Duration, idle: &[Duration], busy: 
     };
     json!({
         "blocks": blocks,
+        "tier_blocks": full["tiers"].as_array().into_iter().flatten().map(|tier| tier["resident_blocks"].clone())
+            .collect::<Vec<_>>(),
         "fill_seconds": fill.as_secs_f64(),
         "index_bytes_per_block": grown(&["index_bytes"]) as f64 / blocks as f64,
         "process_bytes_per_block": grown(&["process", "anonymous_bytes"]) as f64 / blocks as f64,
         "lookup_keys": CHAIN_BLOCKS,
-        "idle_p50_us": micros(idle, 0.5),
-        "idle_p99_us": micros(idle, 0.99),
-        "evicting_p50_us": micros(busy, 0.5),
-        "evicting_p99_us": micros(busy, 0.99),
-        "evicting_over_idle_p99": micros(busy, 0.99) / micros(idle, 0.99).max(f64::MIN_POSITIVE),
+        "idle_p50_us": micros(&idle.times, 0.5),
+        "idle_p99_us": micros(&idle.times, 0.99),
+        "idle_hits": idle.hits,
+        "evicting_p50_us": micros(&busy.times, 0.5),
+        "evicting_p99_us": micros(&busy.times, 0.99),
+        "evicting_hits": busy.hits,
+        "evicting_over_idle_p99": micros(&busy.times, 0.99) / micros(&idle.times, 0.99).max(f64::MIN_POSITIVE),
         "evicted_blocks": evicted,
     })
 }
@@ -199,20 +260,23 @@ fn report(empty: &Value, full: &Value, fill: Duration, idle: &[Duration], busy: 
 fn text(report: &Value) -> String {
     let real = |name: &str| report[name].as_f64().unwrap_or(0.0);
     format!(
-        "{} blocks, filled in {:.1} s\n\
+        "{} blocks, filled in {:.1} s; by tier {}\n\
          memory per block  index {:.0} bytes, the whole daemon without its pool {:.0} bytes\n\
-         lookup of {} keys   p50 us   p99 us\n\
-         idle            {:>8.0} {:>8.0}\n\
-         evicting        {:>8.0} {:>8.0}   p99 {:.1} x idle, {} blocks evicted meanwhile\n",
+         lookup of {} keys   p50 us   p99 us   hits\n\
+         idle            {:>8.0} {:>8.0}   {:.3}\n\
+         evicting        {:>8.0} {:>8.0}   {:.3}   p99 {:.1} x idle, {} blocks evicted meanwhile\n",
         report["blocks"],
         real("fill_seconds"),
+        report["tier_blocks"],
         real("index_bytes_per_block"),
         real("process_bytes_per_block"),
         report["lookup_keys"],
         real("idle_p50_us"),
         real("idle_p99_us"),
+        real("idle_hits"),
         real("evicting_p50_us"),
         real("evicting_p99_us"),
+        real("evicting_hits"),
         real("evicting_over_idle_p99"),
         report["evicted_blocks"],
     )

@@ -111,7 +111,7 @@ fn limit(tier: &Value) -> String {
 /// Every fallback that a backend took is named, with how often.
 fn fallbacks(counters: &Value) -> String {
     let taken = numbers(counters).filter_map(|(name, count)| Some((name.strip_prefix("fallback.")?, count)));
-    let taken: Vec<_> = taken.map(|(name, count)| format!("{name} {count}")).collect();
+    let taken: Vec<_> = taken.filter(|(_, count)| *count > 0).map(|(name, count)| format!("{name} {count}")).collect();
     prefixed("fallbacks: ", taken.join(", "))
 }
 
@@ -181,7 +181,7 @@ mod tests {
                  "quarantined_bytes": 65536, "hits": 7, "errors": {}, "report": "memfd, 4 segments"},
                 {"name": "nvme", "state": "degraded", "used_bytes": 0, "capacity_bytes": 4_u64 << 30, "disk_bytes": 4096,
                  "limit_bytes": 3_u64 << 30,
-                 "hits": 2, "errors": {"corrupt": 3}, "counters": {"fallback.buffered": 1, "reads": 9}},
+                 "hits": 2, "errors": {"corrupt": 3}, "counters": {"fallback.buffered": 1, "fallback.none": 0, "reads": 9}},
             ],
             "movers": [{"name": "gpu", "state": "declared", "backend": "gpu-direct", "report": "no plugin for it"}],
             "sessions": [{"id": 4, "client": "vllm", "tenant": "default", "pid": 77, "leases": 1, "holds": 0}],

@@ -51,6 +51,11 @@ impl Daemon {
         self.folder.path().join("umbpd.sock")
     }
 
+    /// The NVMe tier's file of blocks.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.path().join("nvme/data")
+    }
+
     /// Runs umbp against it.
     pub(crate) fn umbp(&self, arguments: &[&str]) -> Output {
         umbp(&self.socket(), arguments)

@@ -1,6 +1,7 @@
 //! `umbp replay` through a real umbpd, real sockets and real shared objects: what is stored comes back byte for byte,
 //! and as much of it as there is room for.
 
+mod bench;
 mod daemon;
 mod sizes;
 

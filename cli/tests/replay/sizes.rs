@@ -86,12 +86,14 @@ fn c10_no_policy_leaves_orphans_behind_an_engines_own_cache() {
 
 #[test]
 fn the_default_headroom_costs_less_than_a_hundredth() {
-    let Some(trace) = trace_of(SYNTHETIC) else { return };
-    let none = points(&[&trace, "--sizes", "5%,10%,25%,50%"]);
-    let some = points(&[&trace, "--sizes", "5%,10%,25%,50%", "--headroom", "1%"]);
-    for (none, some) in none.iter().zip(&some) {
-        assert_eq!(none["blocks"], some["blocks"]);
-        assert!(ratio(some) <= ratio(none) && ratio(some) > ratio(none) - 0.01, "{none} {some}");
+    for name in [CONVERSATION, SYNTHETIC] {
+        let Some(trace) = trace_of(name) else { return };
+        let none = points(&[&trace, "--sizes", "5%,10%,25%,50%"]);
+        let some = points(&[&trace, "--sizes", "5%,10%,25%,50%", "--headroom", "1%"]);
+        for (none, some) in none.iter().zip(&some) {
+            assert_eq!(none["blocks"], some["blocks"]);
+            assert!(ratio(some) <= ratio(none) && ratio(some) > ratio(none) - 0.01, "{none} {some}");
+        }
     }
 }
 

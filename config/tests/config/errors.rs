@@ -97,6 +97,11 @@ fn impossible_values_are_refused_with_what_is_possible() {
     check(&policy("admission = { min_depth = \"4\" }"), &["expected a whole number, found a string"]);
     check(&policy("promote = { after_hits = 1 }"), &["after_hits out of range", "a number from 2 to 100"]);
     check(&policy("promote = {}"), &["a table of 0 values", "write { after_hits = 2 }"]);
+    check(&policy("admision = \"all\""), &["policy.admision: unknown key", "did you mean \"admission\"?"]);
+    check(&policy("promot = \"on-acquire\""), &["policy.promot: unknown key", "did you mean \"promote\"?"]);
+    check(&policy("evictoin = \"s3-fifo\""), &["policy.evictoin: unknown key", "did you mean \"eviction\"?"]);
+    check(&policy("admission = \"second-sighted\""), &["did you mean \"second-sighting\"?"]);
+    check(&policy("promote = \"on-aquire\""), &["did you mean \"on-acquire\"?"]);
     check(&policy("eviction = \"s3-fif\""), &["did you mean \"s3-fifo\"?"]);
     check(&format!("{TIER}[policy]\nwrite = \"on-evit\"\n"), &["did you mean \"on-evict\"?"]);
     check(&format!("{TIER}[policy]\npromotion_budget = \"1MiB\"\n"), &["smaller than the largest block"]);

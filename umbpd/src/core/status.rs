@@ -25,6 +25,7 @@ impl Hub {
         let mut status = self.ask(|engine| engine.status());
         self.add_tiers(&mut status);
         self.add_sessions(&mut status);
+        self.add_quotas(&mut status);
         let facts = &self.facts;
         let movers: Vec<Value> = facts.movers.iter().map(mover).collect();
         let more = json!({
@@ -75,6 +76,17 @@ impl Hub {
             if let Value::Object(shown) = shown {
                 tier(seat, shown);
             }
+        }
+    }
+
+    /// Tenants stand in config order, as the engine has them.
+    fn add_quotas(&self, status: &mut Value) {
+        let config = &self.facts.config;
+        let Some(shown) = status.get_mut("tenants").and_then(Value::as_array_mut) else { return };
+        for (tenant, shown) in config.tenants.iter().zip(shown) {
+            let names = config.tiers.iter().map(|tier| tier.name.to_string());
+            let quotas = tenant.quota_bytes(&config.tiers).into_iter().map(|bytes| json!(bytes));
+            shown["quota_bytes"] = names.zip(quotas).collect::<Map<_, _>>().into();
         }
     }
 

@@ -115,6 +115,37 @@ fn a3_a5_a_flipped_bit_on_disk_is_a_miss_of_that_block_alone_and_is_counted() {
     assert!(matches!(told[..], [line] if line.contains("WARN") && line.contains("tier nvme")), "{told:#?}");
 }
 
+/// J4: of what a lookup hit, some is loaded, some fails, and some is not needed; what the daemon counts says how much.
+#[test]
+fn j4_what_hit_was_loaded_failed_or_not_needed() {
+    const ASKED: usize = 60;
+    const NEEDED: usize = 48;
+    const BAD: usize = 16;
+    let mut deep = Deep::new();
+    let asked = deep.below[..ASKED].to_vec();
+    let bad = asked[..BAD].to_vec();
+    let file = OpenOptions::new().write(true).open(deep.data()).expect("the data file");
+    for (number, place) in bad.iter().zip(deep.places(&bad)) {
+        let byte = Bare::content(*number, BLOCK_BYTES)[0];
+        file.write_all_at(&[byte ^ 1], place).expect("written");
+    }
+    file.sync_all().expect("synced");
+    let before = deep.daemon.status();
+    let keys: Vec<_> = asked.iter().map(|number| key(*number)).collect();
+    let found = deep.engine.client.lookup(&keys, 0);
+    assert!(found.iter().all(|found| matches!(found, Found::Hit { tier: 1, .. })), "nobody knows yet: {found:?}");
+    check_batch(&mut deep.engine, &asked[..NEEDED], |number| bad.contains(&number));
+    let after = deep.daemon.status();
+    let sum = |status: &Value, at: &str| match status.pointer(at).expect("it is counted") {
+        Value::Object(counts) => counts.values().filter_map(Value::as_u64).sum(),
+        count => count.as_u64().expect("a count"),
+    };
+    let grown = |at: &str| (sum(&after, at) - sum(&before, at)) as usize;
+    assert_eq!((grown("/asked"), grown("/tiers/1/hits")), (ASKED, ASKED));
+    assert_eq!((grown("/acquired"), grown("/load_misses")), (NEEDED - BAD, BAD));
+    assert_eq!(grown("/tiers/1/hits"), grown("/acquired") + grown("/load_misses") + (ASKED - NEEDED));
+}
+
 /// The data file is cut to nothing, to one byte, and to one byte less than a block needs, while the daemon runs.
 #[test]
 fn a6_a_cut_data_file_costs_just_the_blocks_that_were_cut_and_no_thread() {

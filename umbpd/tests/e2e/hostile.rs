@@ -122,13 +122,15 @@ fn check_warning(status: &Value, counter: &str, words: &[&str], ended: Refused) 
         ended.text.lines().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
     if counter.is_empty() {
         assert!(warnings.is_empty(), "{warnings:?}");
-        assert_eq!(
-            nvme(status)["counters"].as_object().map(|all| all.keys().any(|name| name.starts_with("fallback"))),
-            Some(false)
-        );
+        let counters = nvme(status)["counters"].as_object().expect("counters");
+        assert!(counters.iter().all(|(name, count)| !name.starts_with("fallback") || count == 0), "{counters:?}");
         return;
     }
     assert_eq!(nvme(status)["counters"][counter], 1, "{status:#}");
+    if counter == "fallback.direct" {
+        let page = umbpd::metrics::page(status.clone()).expect("a page");
+        assert!(page.contains("umbp_tier_direct_io{tier=\"nvme\"} 0\n"), "{page}");
+    }
     assert!(warnings.len() == 1 && words.iter().all(|word| warnings[0].contains(word)), "{words:?} in {warnings:#?}");
 }
 

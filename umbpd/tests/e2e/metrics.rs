@@ -1,20 +1,36 @@
-//! `/metrics` beside a storm of stores, loads, cancelled jobs and clients that vanish (J4, J5).
+//! `/metrics`: all that the status counts, also beside a storm of stores, loads, cancelled jobs, bits that rot on disk
+//! and clients that vanish (A9, J4, J5).
 
-use std::collections::BTreeMap;
+use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde_json::{Value, json};
+use umbp_protocol::message::Found;
+use umbpd::metrics::page;
+
 use crate::child::Other;
 use crate::common::daemon::{Daemon, Place};
-use crate::rig::{Engine, key, with_nvme};
+use crate::exposition::{Values, read, sum};
+use crate::rig::{BLOCK_BYTES, Engine, is_settled, key, recovered, with_nvme};
 
 /// Rounds of each engine of the storm.
 const ROUNDS: u64 = 30;
 const ENGINES: u64 = 3;
 /// Blocks of a store; ten rounds of one engine fill the first tier twice.
 const BLOCKS: u64 = 48;
+/// Bytes between two that the storm spoils on disk: one in each block.
+const ROT_BYTES: u64 = BLOCK_BYTES;
+/// What the status has and the page has not, and why.
+const NOT_ON_THE_PAGE: [(&str, &str); 4] = [
+    ("pid", "it names the process, and counts nothing"),
+    ("sessions[]", "a label for each session would be without a bound; their number is told"),
+    ("evictions", "the sum of the tiers' evicted blocks"),
+    ("orphan_share", "a quotient of two figures"),
+];
 
 /// A place whose admin page is on an address of its own.
 fn with_admin() -> (Place, SocketAddr) {
@@ -25,26 +41,15 @@ fn with_admin() -> (Place, SocketAddr) {
     (place, address)
 }
 
-/// The page's values by name and labels; every answer is a 200.
-fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
+/// The page's values by name and labels; every answer is a 200 and OpenMetrics text.
+fn scrape(address: SocketAddr) -> Values {
     let mut stream = TcpStream::connect(address).expect("connected");
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("sent");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("answered");
-    assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
-    let page = answer.split_once("\r\n\r\n").expect("a body").1;
-    assert!(page.ends_with("# EOF\n"), "whole: {page}");
-    let values = page.lines().filter(|line| !line.starts_with('#'));
-    let value = |line: &str| {
-        let (name, value) = line.rsplit_once(' ').expect("a value");
-        (name.to_owned(), value.parse().expect("a number"))
-    };
-    values.map(value).collect()
-}
-
-fn sum(values: &BTreeMap<String, f64>, family: &str) -> f64 {
-    let of = |name: &str| name.split('{').next() == Some(family);
-    values.iter().filter(|(name, _)| of(name)).map(|(_, value)| value).sum()
+    let (head, page) = answer.split_once("\r\n\r\n").expect("a body");
+    assert!(head.starts_with("HTTP/1.0 200") && head.contains("application/openmetrics-text"), "{head}");
+    read(page).unwrap_or_else(|wrong| panic!("{wrong}\n{page}"))
 }
 
 /// Stores more than fits, asks for what is there and what is not, holds without loading, cancels jobs under way.
@@ -63,6 +68,19 @@ fn storm(socket: &Path, engine: u64) {
     }
 }
 
+/// A bit flips in every block of the second tier's file.
+fn rot(place: &Place) {
+    let path = place.path().join("nvme/data");
+    let file = OpenOptions::new().read(true).write(true).open(path).expect("the data file");
+    let mut byte = [0];
+    for at in (17..file.metadata().expect("its length").len()).step_by(ROT_BYTES as usize) {
+        // Past its end, where the file has just become shorter, there is nothing to spoil.
+        if file.read_at(&mut byte, at).is_ok_and(|length| length == 1) {
+            file.write_all_at(&[byte[0] ^ 1], at).expect("spoilt");
+        }
+    }
+}
+
 /// A client that is in the middle of a job.
 fn doomed_client(daemon: &Daemon, number: u64) -> Other {
     let mut other = Other::start(&daemon.socket, "churn");
@@ -73,14 +91,14 @@ fn doomed_client(daemon: &Daemon, number: u64) -> Other {
 }
 
 /// J4: what was asked is what hit and what missed, at every moment; J5: no counter ever decreases, and the page always
-/// answers, also while clients die in the middle of their jobs.
+/// answers, also while clients die in the middle of their jobs and loads fail.
 #[test]
 fn j4_j5_counters_add_up_and_never_decrease_in_a_storm() {
     let (place, address) = with_admin();
     let daemon = place.serve();
     let running = AtomicU64::new(ENGINES);
     let mut scrapes = 0;
-    let mut last = BTreeMap::new();
+    let mut last = Values::new();
     std::thread::scope(|scope| {
         for engine in 0..ENGINES {
             let (socket, running) = (&daemon.socket, &running);
@@ -103,13 +121,93 @@ fn j4_j5_counters_add_up_and_never_decrease_in_a_storm() {
             let found = sum(&values, "umbp_hit_blocks_total") + sum(&values, "umbp_missed_blocks_total");
             assert_eq!(sum(&values, "umbp_asked_blocks_total"), found, "{values:#?}");
             scrapes += 1;
+            rot(&place);
             last = values;
             doomed.drain(..).for_each(Other::kill);
         }
     });
     assert!(scrapes > 10, "{scrapes} scrapes beside the storm");
-    for family in ["umbp_hit_blocks_total", "umbp_missed_blocks_total", "umbp_tier_evicted_blocks_total"] {
-        assert!(sum(&last, family) > 0.0, "the storm moved {family}");
+    let moved = ["hit_blocks", "missed_blocks", "tier_evicted_blocks", "load_missed_blocks", "tier_errors"];
+    for family in moved.map(|name| format!("umbp_{name}_total")) {
+        assert!(sum(&last, &family) > 0.0, "the storm moved {family}");
     }
     assert_eq!(sum(&last, "umbp_faults_total"), 0.0);
+}
+
+/// Paths of all values, lists by their items' first.
+fn leaves(path: &str, value: &Value, found: &mut Vec<(String, String)>, at: &str) {
+    match value {
+        Value::Object(object) => {
+            for (name, value) in object {
+                let dot = if path.is_empty() { "" } else { "." };
+                leaves(&format!("{path}{dot}{name}"), value, found, &format!("{at}/{name}"));
+            }
+        }
+        Value::Array(items) => {
+            items
+                .iter()
+                .enumerate()
+                .for_each(|(i, item)| leaves(&format!("{path}[]"), item, found, &format!("{at}/{i}")));
+        }
+        Value::String(_) => {}
+        _ => found.push((path.to_owned(), at.to_owned())),
+    }
+}
+
+fn changed(value: &Value) -> Value {
+    match value {
+        Value::Bool(is) => json!(!is),
+        Value::Number(number) => json!(number.as_u64().unwrap_or(0) + 1_000_000),
+        _ => json!(1_000_000),
+    }
+}
+
+/// J4: a number of the status that the page does not tell would be missed only when it is needed; so each is on it, or
+/// on a short list with the reason.
+#[test]
+fn j4_all_that_the_status_counts_is_on_the_page() {
+    let place = with_nvme("16MiB", "64MiB", "");
+    let daemon = place.serve();
+    let mut engine = Engine::new(&daemon.socket);
+    engine.store_all(&(0..64).collect::<Vec<_>>());
+    engine.load(&[1, 1000]);
+    daemon.until("settled", is_settled);
+    drop(engine);
+    assert!(daemon.stop().status.success());
+    let daemon = place.serve();
+    let _engine = Engine::new(&daemon.socket);
+    let status = daemon.until("recovery", recovered);
+    let before = page(status.clone()).expect("a page");
+    read(&before).unwrap_or_else(|wrong| panic!("{wrong}\n{before}"));
+    let mut all = Vec::new();
+    leaves("", &status, &mut all, "");
+    let is = |path: &str, known: &str| path == known || (known.ends_with("[]") && path.starts_with(known));
+    let excused = |path: &str| NOT_ON_THE_PAGE.iter().any(|(known, _)| is(path, known));
+    for (known, why) in NOT_ON_THE_PAGE {
+        assert!(all.iter().any(|(path, _)| is(path, known)), "{known} is not there, though excused: {why}");
+    }
+    let is_told = |at: &str| {
+        let mut status = status.clone();
+        let leaf = status.pointer_mut(at).expect("it is there");
+        *leaf = changed(leaf);
+        page(status).expect("a page") != before
+    };
+    let forgotten: Vec<_> = all.iter().filter(|(path, at)| !excused(path) && !is_told(at)).collect();
+    assert!(forgotten.is_empty(), "neither on the page nor excused: {forgotten:#?}");
+    assert!(all.len() > 60, "{} values", all.len());
+}
+
+/// A9: of a chain only blocks 2 to 127 are there: no lookup reaches them, and the gauge says so until the head comes.
+#[test]
+fn a9_a_tail_without_its_head_is_told_until_the_head_is_stored() {
+    let (place, address) = with_admin();
+    let daemon = place.serve();
+    let mut engine = Engine::with(&daemon.socket, 128, 4096, |_| {});
+    engine.chain_blocks = 128;
+    engine.store_all(&(2..128).collect::<Vec<_>>());
+    assert_eq!(sum(&scrape(address), "umbp_orphan_blocks"), 126.0);
+    engine.store_all(&[0, 1]);
+    assert_eq!(sum(&scrape(address), "umbp_orphan_blocks"), 0.0);
+    let keys: Vec<_> = (0..128).map(key).collect();
+    assert!(engine.client.lookup(&keys, 0).iter().all(|found| matches!(found, Found::Hit { .. })));
 }

@@ -6,27 +6,29 @@ use std::collections::BTreeMap;
 use umbp_client::Outcome;
 use umbp_protocol::message::Found;
 
-use crate::common::daemon::Place;
+use crate::common::daemon::{Daemon, Place};
 use crate::common::fixture;
 use crate::rig::{BLOCK_BYTES, Engine, figures, is_loaded, is_settled, is_stored, key, summary, with_nvme};
 
 const DRAM_BYTES: u64 = 16 << 20;
 const ROUNDS: u64 = 60;
 
-/// G3, G4: a lower tier whose puts never end. What waits for it is bounded, the rest is given up and counted, stores
-/// and loads of the first tier go on, and memory does not grow.
-#[test]
-fn g3_g4_a_stuck_tier_below_costs_a_bounded_queue_and_nothing_else() {
+/// A second tier with this fault, over which at most 4 MiB wait for their copy.
+fn with_fault(behaviour: &str) -> Place {
     let tier = format!(
         "[[tier]]\nname = \"low\"\nbackend = \"{}\"\ncapacity = \"1GiB\"\ndeadline = \"120s\"\nrequired = true\n\
-         [tier.options]\nbehaviour = \"puts-stall\"\n",
+         [tier.options]\nbehaviour = \"{behaviour}\"\n",
         fixture().display()
     );
     let place = Place::new("16MiB", &tier);
     let toml = std::fs::read_to_string(place.config()).expect("config");
     place.write(&format!("{toml}\n[limits]\nbackground = \"4MiB\"\n"));
-    let daemon = place.serve();
-    let mut engine = Engine::new(&daemon.socket);
+    place
+}
+
+/// Stores more than the second tier takes: what waits for it is bounded, the rest is given up and counted, stores and
+/// loads of the first tier go on, and memory does not grow.
+fn store_beyond_what_goes_down(daemon: &Daemon, engine: &mut Engine) {
     let (mut memory, mut dropped) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let numbers: Vec<u64> = (round * 32..round * 32 + 32).collect();
@@ -44,6 +46,40 @@ fn g3_g4_a_stuck_tier_below_costs_a_bounded_queue_and_nothing_else() {
     assert!(dropped[half] > 0 && dropped.last() > Some(&dropped[half]), "it goes on: {dropped:?}");
     let most = |memory: &[u64]| memory.iter().copied().max().unwrap_or(0);
     assert!(most(&memory[half..]) <= most(&memory[..half]) + (4 << 20), "{memory:?}");
+}
+
+/// G4: a lower tier whose puts never end.
+#[test]
+fn g4_a_stuck_tier_below_costs_a_bounded_queue_and_nothing_else() {
+    let place = with_fault("puts-stall");
+    let daemon = place.serve();
+    let mut engine = Engine::new(&daemon.socket);
+    store_beyond_what_goes_down(&daemon, &mut engine);
+    assert_eq!(daemon.status()["tiers"][1]["stored"], 0);
+}
+
+/// G3: a lower tier that carries out one put of 32. Loads from it do not wait behind the puts: all come while not one
+/// of those ends.
+#[test]
+fn g3_a_slow_tier_below_costs_a_bounded_queue_and_its_loads_go_first() {
+    let place = with_fault("puts-trickle");
+    let daemon = place.serve();
+    let mut engine = Engine::new(&daemon.socket);
+    store_beyond_what_goes_down(&daemon, &mut engine);
+    let before = daemon.status();
+    assert!(before["tiers"][1]["queued_bytes"].as_u64() > Some(0), "puts wait: {before:#}");
+    let keys: Vec<_> = (0..ROUNDS * 32).map(key).collect();
+    let found = engine.client.lookup(&keys, 0);
+    let below = (0..).zip(&found).filter(|(_, found)| matches!(found, Found::Hit { tier: 1, .. }));
+    let below: Vec<u64> = below.map(|(number, _)| number).collect();
+    assert!(below.len() > 16, "the tier has some: {}", below.len());
+    let outcomes = engine.load(&below);
+    let from_below = |outcome: &Outcome| matches!(outcome, Outcome::Loaded { tier: 1, .. });
+    assert!(outcomes.iter().all(from_below), "{:?}", summary(&outcomes));
+    let after = daemon.status();
+    let stored = |status: &serde_json::Value| status["tiers"][1]["stored"].as_u64().expect("a count");
+    // One may end at each of the two questions.
+    assert!(stored(&after) <= stored(&before) + 2, "{before:#}\n{after:#}");
 }
 
 /// Lines of warnings and errors, without their time, by second and text.
