@@ -49,6 +49,13 @@ pub(crate) struct Load {
     json: bool,
 }
 
+/// What the same bytes took.
+struct Round {
+    one: Duration,
+    several: Duration,
+    bare: Option<Duration>,
+}
+
 /// Measures and prints.
 pub(crate) fn run(arguments: &Load, socket: &Path) -> miette::Result<()> {
     let blocks = arguments.set_bytes / arguments.block_bytes.max(1);
@@ -72,7 +79,7 @@ pub(crate) fn run(arguments: &Load, socket: &Path) -> miette::Result<()> {
         let several = began.elapsed();
         let bare =
             arguments.beside.as_deref().map(|file| bare_read(file, blocks, arguments.block_bytes)).transpose()?;
-        rounds.push((one, several, bare));
+        rounds.push(Round { one, several, bare });
     }
     let report = report(arguments, blocks, elsewhere, &rounds);
     if arguments.json {
@@ -221,25 +228,21 @@ fn bytes_of(buffer: &mut [Aligned]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(buffer.as_mut_ptr().cast(), length) }
 }
 
-fn report(arguments: &Load, blocks: u64, from_first: u64, rounds: &[(Duration, Duration, Option<Duration>)]) -> Value {
+fn report(arguments: &Load, blocks: u64, from_first: u64, rounds: &[Round]) -> Value {
     let bytes = (blocks * arguments.block_bytes) as f64;
-    let speeds = |time: &dyn Fn(&(Duration, Duration, Option<Duration>)) -> Option<Duration>| {
-        median(rounds.iter().filter_map(time).map(|time| bytes / time.as_secs_f64() / 1e9).collect())
-    };
-    let ratios = |ratio: &dyn Fn(&(Duration, Duration, Option<Duration>)) -> Option<f64>| {
-        median(rounds.iter().filter_map(ratio).collect())
-    };
+    let speeds = |times: Vec<Duration>| median(times.iter().map(|time| bytes / time.as_secs_f64() / 1e9).collect());
+    let over = |one: Duration, other: Duration| one.as_secs_f64() / other.as_secs_f64();
     json!({
         "blocks": blocks,
         "block_bytes": arguments.block_bytes,
         "rounds": arguments.rounds,
         "clients": arguments.clients,
         "from_first_tier": from_first,
-        "one_gbps": speeds(&|round| Some(round.0)),
-        "clients_gbps": speeds(&|round| Some(round.1)),
-        "bare_gbps": speeds(&|round| round.2),
-        "clients_over_one": ratios(&|round| Some(round.0.as_secs_f64() / round.1.as_secs_f64())),
-        "one_over_bare": ratios(&|round| Some(round.2?.as_secs_f64() / round.0.as_secs_f64())),
+        "one_gbps": speeds(rounds.iter().map(|round| round.one).collect()),
+        "clients_gbps": speeds(rounds.iter().map(|round| round.several).collect()),
+        "bare_gbps": speeds(rounds.iter().filter_map(|round| round.bare).collect()),
+        "clients_over_one": median(rounds.iter().map(|round| over(round.one, round.several)).collect()),
+        "one_over_bare": median(rounds.iter().filter_map(|round| Some(over(round.bare?, round.one))).collect()),
     })
 }
 
