@@ -38,6 +38,9 @@ impl Engine {
             self.words.insert(0);
         }
         self.index[entry].copies[DRAM] = slot;
+        if state == CopyState::Writing {
+            self.index.set_writing(entry, true);
+        }
         self.expect(entry);
         self.advance(slot);
         slot
@@ -54,6 +57,7 @@ impl Engine {
             if matches!(self.tiers[DRAM].copies[slot].state, CopyState::Writing | CopyState::Filling) {
                 self.unexpect(entry);
             }
+            self.unwritten(slot);
             self.unqueue(slot);
             self.set_leaving(slot, false);
         }
@@ -117,6 +121,9 @@ impl Engine {
         let was = std::mem::replace(&mut copy.state, CopyState::Resident);
         self.tiers[tier].resident += 1;
         self.index.gained(entry);
+        if was == CopyState::Writing {
+            self.index.set_writing(entry, false);
+        }
         self.track(tier, slot);
         if matches!(was, CopyState::Writing | CopyState::Filling) && self.tiers[tier].kids.get(entry) == 0 {
             // Counted twice for a moment, so that its parent was never without it.

@@ -54,7 +54,6 @@ impl World {
             location,
             checksum: checksum(&key),
             recency: n,
-            ..RecoveredBlock::default()
         };
         let now = self.rig.time();
         self.rig.engine.recovered(NVME, &[block], now);
