@@ -14,8 +14,9 @@ use crate::engine::api::{Generations, TenantIndex};
 
 /// Words of one page: tables are whole pages.
 const PAGE_WORDS: u64 = 512;
-/// Most words of one table: 4 TiB of first tier in extents of 4 KiB. Tables are sparse, so unused words cost nothing.
-const WORDS_MAX: u64 = 1 << 30;
+/// Most words of one table: 16 TiB of first tier in extents of 4 KiB, and all that a slot's number can tell apart.
+/// Tables are sparse, so unused words cost nothing.
+const WORDS_MAX: u64 = 1 << 32;
 
 /// Words of a table in which at least `needed` fit. A slot beyond the end is never handed out, since the first tier
 /// has a bounded number of segments.
@@ -48,14 +49,14 @@ impl Table {
         Ok(table)
     }
 
-    fn set(&self, slot: u32, generation: u64) {
-        if u64::from(slot) >= self.count {
-            tracing::error!("generation slot {slot} is outside the table of {} words", self.count);
-            return;
-        }
+    fn word(&self, slot: u32) -> Option<&AtomicU64> {
         // SAFETY: the slot lies inside the mapping, which lives as long as self; the seals keep the file's size.
-        let word = unsafe { &*self.words.add(slot as usize) };
-        word.store(generation, Ordering::Release);
+        (u64::from(slot) < self.count).then(|| unsafe { &*self.words.add(slot as usize) })
+    }
+
+    /// The daemon alone writes: its last value.
+    fn get(&self, slot: u32) -> u64 {
+        self.word(slot).map_or(0, |word| word.load(Ordering::Relaxed))
     }
 }
 
@@ -90,9 +91,15 @@ impl Tables {
 }
 
 impl Generations for Tables {
-    fn set(&mut self, tenant: TenantIndex, slot: u32, generation: u64) {
-        if let Some(table) = self.0.get(usize::from(tenant.0)) {
-            table.set(slot, generation);
+    fn get(&self, tenant: TenantIndex, slot: u32) -> u64 {
+        self.0.get(usize::from(tenant.0)).map_or(0, |table| table.get(slot))
+    }
+
+    fn advance(&mut self, tenant: TenantIndex, slot: u32) {
+        let highest = self.0.iter().map(|table| table.get(slot)).max().unwrap_or(0);
+        match self.0.get(usize::from(tenant.0)).and_then(|table| table.word(slot)) {
+            Some(word) => word.store(highest + 1, Ordering::Release),
+            None => tracing::error!("generation slot {slot} of tenant {} is outside of the tables", tenant.0),
         }
     }
 }
@@ -106,12 +113,16 @@ mod tests {
     fn a_client_sees_each_word_and_can_change_neither_word_nor_size() {
         let mut tables = Tables::new(2, words_for(256)).expect("tables");
         assert_eq!(tables.words(), 512);
-        tables.set(TenantIndex(1), 511, 7);
-        tables.set(TenantIndex(1), 512, 9);
+        for (tenant, expected) in [(1, 1), (1, 2), (0, 3), (1, 4)] {
+            tables.advance(TenantIndex(tenant), 511);
+            assert_eq!(tables.get(TenantIndex(tenant), 511), expected, "higher than any tenant's before");
+        }
+        tables.advance(TenantIndex(1), 512);
+        assert_eq!(tables.get(TenantIndex(1), 512), 0, "outside of the table");
         let fd = &tables.fds().expect("dup")[1];
         let mut word = [0u8; 8];
         assert_eq!(rustix::io::pread(fd, &mut word, 511 * 8).expect("read"), 8);
-        assert_eq!(u64::from_le_bytes(word), 7);
+        assert_eq!(u64::from_le_bytes(word), 4);
         assert_eq!(rustix::io::pwrite(fd, &word, 0), Err(Errno::PERM));
         assert!(ftruncate(fd, 0).is_err() && ftruncate(fd, 1 << 20).is_err());
         // SAFETY: a new mapping at an address of the kernel's choice; it is refused.

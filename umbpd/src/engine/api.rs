@@ -169,8 +169,11 @@ pub enum Action {
 /// The generation tables, one per tenant, which clients read after each copy. The daemon's form writes shared
 /// memory; tests use plain vectors. A word is set before any answer that could let its extent be reused.
 pub trait Generations {
-    /// Sets one word.
-    fn set(&mut self, tenant: TenantIndex, slot: u32, generation: u64);
+    /// The slot's word in a tenant's table: 0 at first.
+    fn get(&self, tenant: TenantIndex, slot: u32) -> u64;
+
+    /// Raises the slot's word in a tenant's table above that of every tenant: a slot may have been another's before.
+    fn advance(&mut self, tenant: TenantIndex, slot: u32);
 }
 
 /// State of a tier, as its runner sees it.

@@ -21,6 +21,10 @@ const TIERS_INLINE: usize = 2;
 pub(super) const WANTED: u8 = 1;
 /// Its parent is resident, and no prompt reaches that either.
 const CUT: u8 = 2;
+/// A writer has it leased in the first tier.
+const WRITING: u8 = 4;
+/// Resident, and its parent, or one before that, is still being written: whether it is an orphan is not known yet.
+const PENDING: u8 = 8;
 
 /// Shares of the tables, each larger than the one before, the last nearly twice the first: then at any number of keys
 /// some tables have just grown and some are about to, and what they hold unused is never half.
@@ -51,7 +55,7 @@ pub(super) struct Entry {
     pub(super) resident: u8,
     /// Loads through the first tier in which it did not stay.
     pub(super) loads: u8,
-    /// See [`WANTED`] and [`CUT`].
+    /// See [`WANTED`], [`CUT`], [`WRITING`] and [`PENDING`].
     pub(super) flags: u8,
     alive: bool,
 }
@@ -71,10 +75,12 @@ pub(super) struct Index {
     pub(super) known: u64,
     /// Entries with a resident copy.
     pub(super) resident: u64,
-    /// Resident entries whose parent is known and resident nowhere.
+    /// Resident entries whose parent is known, resident nowhere, and not being written.
     parted: u64,
     /// Resident entries marked [`CUT`].
     cut: u64,
+    /// Resident entries marked [`PENDING`].
+    pending: u64,
 }
 
 impl Index {
@@ -89,6 +95,7 @@ impl Index {
             resident: 0,
             parted: 0,
             cut: 0,
+            pending: 0,
         }
     }
 
@@ -193,13 +200,66 @@ impl Index {
             return;
         }
         self.resident += 1;
-        self.parted -= u64::from(self.entries[slot].resident_children);
+        if self.entries[slot].flags & WRITING == 0 {
+            self.parted -= u64::from(self.entries[slot].resident_children);
+        }
         let parent = self.entries[slot].parent;
         if parent != NONE {
             self.entries[parent].resident_children += 1;
-            self.parted += u64::from(self.entries[parent].resident == 0);
+            self.parted += u64::from(!self.stands(parent));
         }
         self.settle_cut(slot);
+    }
+
+    /// The entry is there, or about to be.
+    fn stands(&self, slot: u32) -> bool {
+        let entry = &self.entries[slot];
+        entry.resident > 0 || entry.flags & WRITING != 0
+    }
+
+    /// A writer has leased the entry, or has it no more. What hangs on it is no orphan meanwhile: a client commits in
+    /// the order in which its copies end.
+    pub(super) fn set_writing(&mut self, slot: u32, writing: bool) {
+        let entry = &mut self.entries[slot];
+        if (entry.flags & WRITING != 0) == writing {
+            return;
+        }
+        entry.flags ^= WRITING;
+        if entry.resident == 0 {
+            let children = u64::from(entry.resident_children);
+            self.parted = if writing { self.parted - children } else { self.parted + children };
+        }
+    }
+
+    /// Takes over from the parent as [`Index::settle_cut`] does, after the ancestors that are in doubt themselves, at
+    /// most so many. Answers how many were looked at, and whether anything changed.
+    pub(super) fn settle_path(&mut self, slot: u32, most: usize) -> (usize, bool) {
+        let mut path = vec![slot];
+        let mut at = slot;
+        while let Some(parent) = self.above(at).filter(|parent| self.entries[*parent].flags & (CUT | PENDING) != 0) {
+            if path.len() >= most {
+                break;
+            }
+            path.push(parent);
+            at = parent;
+        }
+        let mut changed = false;
+        for slot in path.iter().rev() {
+            let before = self.entries[*slot].flags;
+            self.settle_cut(*slot);
+            changed |= self.entries[*slot].flags != before;
+        }
+        (path.len(), changed)
+    }
+
+    /// It has to be told later whether the entry is an orphan.
+    pub(super) fn is_pending(&self, slot: u32) -> bool {
+        self.entries[slot].flags & PENDING != 0
+    }
+
+    /// Number of such entries.
+    pub(super) fn pending(&self) -> u64 {
+        self.pending
     }
 
     /// Resident entries that no prompt can reach, since one before them is resident nowhere: as far as that has been
@@ -211,19 +271,25 @@ impl Index {
     /// The entry has a parent that is known and resident nowhere, or whose own ancestors are.
     pub(super) fn is_orphan(&self, slot: u32) -> bool {
         let entry = &self.entries[slot];
-        entry.parent != NONE && (self.entries[entry.parent].resident == 0 || entry.flags & CUT != 0)
+        entry.parent != NONE && (!self.stands(entry.parent) || entry.flags & CUT != 0)
     }
 
-    /// Takes over from the parent whether prompts reach it.
+    /// Takes over from the parent whether prompts reach it, or whether that is not known yet.
     pub(super) fn settle_cut(&mut self, slot: u32) {
         let entry = &self.entries[slot];
         let parent = entry.parent;
         let is_cut =
             entry.resident > 0 && parent != NONE && self.entries[parent].resident > 0 && self.is_orphan(parent);
+        let is_pending =
+            entry.resident > 0 && parent != NONE && (self.entries[parent].flags & (WRITING | PENDING) != 0);
         let entry = &mut self.entries[slot];
         if (entry.flags & CUT != 0) != is_cut {
             entry.flags ^= CUT;
             self.cut = if is_cut { self.cut + 1 } else { self.cut - 1 };
+        }
+        if (entry.flags & PENDING != 0) != is_pending {
+            entry.flags ^= PENDING;
+            self.pending = if is_pending { self.pending + 1 } else { self.pending - 1 };
         }
     }
 
@@ -234,11 +300,13 @@ impl Index {
             return;
         }
         self.resident -= 1;
-        self.parted += u64::from(self.entries[slot].resident_children);
+        if self.entries[slot].flags & WRITING == 0 {
+            self.parted += u64::from(self.entries[slot].resident_children);
+        }
         let parent = self.entries[slot].parent;
         if parent != NONE {
             self.entries[parent].resident_children -= 1;
-            self.parted -= u64::from(self.entries[parent].resident == 0);
+            self.parted -= u64::from(!self.stands(parent));
         }
         self.settle_cut(slot);
     }
@@ -279,7 +347,9 @@ impl Index {
     pub(super) fn memory_bytes(&self) -> usize {
         // hashbrown: one control byte beside each bucket of four bytes.
         let further: usize = self.further.iter().map(Words::memory_bytes).sum();
-        self.entries.memory_bytes() + further + self.tables.iter().map(|table| table.capacity() * 8 / 7 * 5).sum::<usize>()
+        self.entries.memory_bytes()
+            + further
+            + self.tables.iter().map(|table| table.capacity() * 8 / 7 * 5).sum::<usize>()
     }
 }
 
@@ -298,44 +368,4 @@ impl std::ops::IndexMut<u32> for Index {
 }
 
 #[cfg(test)]
-mod tests {
-    use umbp_protocol::message::NamespaceId;
-
-    use super::*;
-
-    fn key(number: u32) -> WireKey {
-        let mut local = [0; 44];
-        local[..4].copy_from_slice(&number.to_le_bytes());
-        WireKey { namespace: NamespaceId(1), local }
-    }
-
-    #[test]
-    fn at_no_number_of_keys_do_tables_hold_much_unused() {
-        let mut index = Index::new();
-        for number in 0..120_000 {
-            index.find_or_insert(key(number), 0);
-            if number >= 50_000 && number % 5_000 == 0 {
-                let tables = index.memory_bytes() - index.entries.memory_bytes();
-                assert!(tables <= 9 * number as usize, "{tables} bytes for {number} keys");
-            }
-        }
-        assert!((0..120_000).all(|number| index.find(&key(number)) == Some(number)));
-    }
-
-    #[test]
-    fn an_entry_names_its_copies_in_every_tier_and_is_kept_for_each() {
-        for tier in 0..TIERS_MAX {
-            let mut index = Index::new();
-            let slot = index.find_or_insert(key(7), 0);
-            assert!(index.is_ghost(slot));
-            index.set_copy(slot, tier, 5);
-            let expected: [u32; TIERS_MAX] = std::array::from_fn(|at| if at == tier { 5 } else { NONE });
-            assert_eq!(index.copies(slot), expected);
-            index.collect(slot);
-            assert_eq!(index.find(&key(7)), Some(slot));
-            index.set_copy(slot, tier, NONE);
-            index.collect(slot);
-            assert_eq!(index.find(&key(7)), None);
-        }
-    }
-}
+mod tests;

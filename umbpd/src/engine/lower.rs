@@ -210,7 +210,7 @@ impl Engine {
             if let Some((dram, _)) = self.tiers[tier].retries.pop_front() {
                 self.tiers[tier].counters.dropped += 1;
                 self.unpin(DRAM, dram);
-            } else if let Some(put) = self.tiers[tier].puts.pop_front() {
+            } else if let Some(put) = self.tiers[tier].next_put() {
                 if self.put_is_live(tier, put) {
                     self.give_up_put(tier, put.dram, true);
                 }
@@ -251,7 +251,7 @@ impl Engine {
             }
         }
         for _ in 0..PUT_SCAN_MAX {
-            let Some(put) = self.tiers[tier].puts.pop_front() else { return false };
+            let Some(put) = self.tiers[tier].next_put() else { return false };
             if !self.put_is_live(tier, put) {
                 continue;
             }

@@ -10,34 +10,29 @@ use super::tier::{BlockCopy, CopyState, LEAVING, QUEUED, UNPLACED};
 
 impl Engine {
     pub(super) fn generation(&self, slot: u32) -> u64 {
-        self.words[slot]
-    }
-
-    pub(super) fn words_bytes(&self) -> usize {
-        self.words.memory_bytes()
+        self.generations.get(TenantIndex(self.tiers[DRAM].copies[slot].tenant), slot)
     }
 
     /// From here on no earlier lease of this slot means anything.
     pub(super) fn advance(&mut self, slot: u32) {
         let tenant = self.tiers[DRAM].copies[slot].tenant;
-        self.words[slot] += 1;
-        self.generations.set(TenantIndex(tenant), slot, self.words[slot]);
+        self.generations.advance(TenantIndex(tenant), slot);
     }
 
     pub(super) fn extent(&self, slot: u32) -> Extent {
         let place = Place::unpacked(self.tiers[DRAM].copies[slot].place);
         let (segment, offset) = self.pool.address(place);
-        Extent { segment: segment.0, slot, offset, generation: self.words[slot] }
+        Extent { segment: segment.0, slot, offset, generation: self.generation(slot) }
     }
 
     /// A copy in the first tier on an extent that was just taken.
     pub(super) fn dram_copy(&mut self, entry: u32, tenant: u16, place: Place, bytes: u64, state: CopyState) -> u32 {
         let copy = BlockCopy::new(entry, tenant, place.packed(), bytes as u32, state);
         let slot = self.tiers[DRAM].copies.insert(copy);
-        if slot == self.words.high() {
-            self.words.insert(0);
-        }
         self.index.set_copy(entry, DRAM, slot);
+        if state == CopyState::Writing {
+            self.index.set_writing(entry, true);
+        }
         self.expect(entry);
         self.advance(slot);
         slot
@@ -54,6 +49,7 @@ impl Engine {
             if matches!(self.tiers[DRAM].copies[slot].state, CopyState::Writing | CopyState::Filling) {
                 self.unexpect(entry);
             }
+            self.unwritten(slot);
             self.unqueue(slot);
             self.set_leaving(slot, false);
         }
@@ -117,6 +113,9 @@ impl Engine {
         let was = std::mem::replace(&mut copy.state, CopyState::Resident);
         self.tiers[tier].resident += 1;
         self.index.gained(entry);
+        if was == CopyState::Writing {
+            self.index.set_writing(entry, false);
+        }
         self.track(tier, slot);
         if matches!(was, CopyState::Writing | CopyState::Filling) && self.tiers[tier].kids.get(entry) == 0 {
             // Counted twice for a moment, so that its parent was never without it.

@@ -1,15 +1,20 @@
 //! Orphans: blocks stored without what comes before them. No prompt reaches them, so they leave the first tier before
-//! all others, tails first; and when their head is stored after all, they are orphans no longer.
+//! all others, tails first; and when their head is stored after all, they are orphans no longer. One whose head is being
+//! written is noted too, and stays until that write has ended.
 
 use std::collections::VecDeque;
 
 use super::state::{DRAM, Engine};
-use super::tier::LISTED;
+use super::tier::{CopyState, LISTED};
 
 /// Orphans that one call looks at, at most, to tell on to them that their head has come.
 const SETTLE_SLICE_BLOCKS: usize = 512;
+/// Ancestors that are looked at for one of them.
+const SETTLE_PATH_MAX: usize = 128;
 /// Orphans that one search for a victim looks at, at most.
 const SCAN_MAX: usize = 32;
+/// Notes beyond twice the blocks of the first tier that are kept before those of blocks that have left are swept out.
+const STALE_NOTES_MAX: u64 = 1024;
 
 /// A tenant's orphans in the first tier, in the order of their store: copy and its generation.
 #[derive(Default)]
@@ -17,6 +22,8 @@ pub(super) struct Adrift {
     all: VecDeque<(u32, u64)>,
     /// How many, from the front, are still to be looked at.
     unsettled: usize,
+    /// A chain in doubt was longer than one look at it, and something has changed: another round follows.
+    again: bool,
 }
 
 impl Adrift {
@@ -32,15 +39,35 @@ impl Engine {
         let tenant = usize::from(tenant);
         for entry in stored {
             self.index.settle_cut(*entry);
-            if self.index.is_orphan(*entry) {
+            let has_children = self.index[*entry].resident_children > 0;
+            let noted = self.index.is_orphan(*entry) || self.index.is_pending(*entry);
+            if noted {
                 let slot = self.index.copy(*entry, DRAM);
                 let generation = self.generation(slot);
                 self.adrift[tenant].all.push_back((slot, generation));
-            } else if self.index[*entry].resident_children > 0 {
+            }
+            if has_children && (!noted || self.index.pending() > 0) {
                 self.adrift[tenant].unsettled = self.adrift[tenant].all.len();
             }
         }
+        let adrift = &mut self.adrift[tenant];
+        let is_long = adrift.all.len() as u64 > 2 * self.tiers[DRAM].resident + STALE_NOTES_MAX;
+        if is_long && adrift.unsettled == 0 {
+            adrift.unsettled = adrift.all.len();
+        }
         self.settle_orphans(tenant);
+    }
+
+    /// A copy of the first tier is parted from its entry. If it was being written, what hangs on it may be orphans now.
+    pub(super) fn unwritten(&mut self, slot: u32) {
+        let copy = &self.tiers[DRAM].copies[slot];
+        if copy.state == CopyState::Writing {
+            let (entry, adrift) = (copy.entry, &mut self.adrift[usize::from(copy.tenant)]);
+            self.index.set_writing(entry, false);
+            if self.index[entry].resident_children > 0 {
+                adrift.unsettled = adrift.all.len();
+            }
+        }
     }
 
     /// The entry of an orphan as it was noted; none if its copy has left since.
@@ -49,21 +76,25 @@ impl Engine {
         (self.generation(slot) == generation && entry != super::slab::NONE).then_some(entry)
     }
 
-    /// A slice of the orphans takes over from its parents whether prompts reach it. Parents stand before their
-    /// children, as a rule; where not, another round follows.
+    /// A slice of the orphans takes over from its parents whether prompts reach it.
     fn settle_orphans(&mut self, tenant: usize) {
-        let slice = self.adrift[tenant].unsettled.min(SETTLE_SLICE_BLOCKS);
-        for _ in 0..slice {
+        let mut looked_at = 0;
+        while self.adrift[tenant].unsettled > 0 && looked_at < SETTLE_SLICE_BLOCKS {
+            looked_at += 1;
             let adrift = &mut self.adrift[tenant];
             adrift.unsettled -= 1;
             let Some(noted) = adrift.all.pop_front() else { return };
             let Some(entry) = self.adrift_entry(noted) else { continue };
-            self.index.settle_cut(entry);
-            self.work += 1;
-            if self.index.is_orphan(entry) {
-                self.adrift[tenant].all.push_back(noted);
-            } else if self.adrift[tenant].unsettled == 0 && self.index[entry].resident_children > 0 {
-                self.adrift[tenant].unsettled = self.adrift[tenant].all.len();
+            let (steps, changed) = self.index.settle_path(entry, SETTLE_PATH_MAX);
+            looked_at += steps;
+            self.work += steps as u64;
+            let adrift = &mut self.adrift[tenant];
+            adrift.again |= changed && steps == SETTLE_PATH_MAX;
+            if self.index.is_orphan(entry) || self.index.is_pending(entry) {
+                adrift.all.push_back(noted);
+            }
+            if adrift.unsettled == 0 && std::mem::take(&mut adrift.again) {
+                adrift.unsettled = adrift.all.len();
             }
         }
     }
@@ -79,8 +110,15 @@ impl Engine {
         for _ in 0..self.adrift[tenant].all.len().min(SCAN_MAX) {
             let noted = self.adrift[tenant].all.pop_back()?;
             self.adrift[tenant].unsettled = self.adrift[tenant].unsettled.min(self.adrift[tenant].all.len());
-            let Some(entry) = self.adrift_entry(noted).filter(|entry| self.index.is_orphan(*entry)) else { continue };
+            let Some(entry) = self.adrift_entry(noted) else { continue };
             self.work += 1;
+            self.index.settle_cut(entry);
+            if self.index.is_pending(entry) {
+                self.adrift[tenant].all.push_front(noted);
+                continue;
+            } else if !self.index.is_orphan(entry) {
+                continue;
+            }
             let known = &self.index[entry];
             if known.stamp >= first_stamp {
                 self.adrift[tenant].all.push_back(noted);

@@ -17,7 +17,6 @@ use super::namespace::Namespaces;
 use super::orphans::Adrift;
 use super::pool::{Pool, UNIT_BYTES};
 use super::session::Session;
-use super::slab::Slab;
 use super::tier::Tier;
 
 /// The first tier.
@@ -77,7 +76,6 @@ pub struct Engine {
     pub(super) settings: Settings,
     pub(super) generations: Box<dyn Generations + Send>,
     /// Generation of each slot of the first tier: never decreases.
-    pub(super) words: Slab<u64>,
     pub(super) index: Index,
     pub(super) tiers: Vec<Tier>,
     pub(super) pool: Pool,
@@ -130,7 +128,6 @@ impl Engine {
         let tiers = settings.tiers.iter().enumerate().map(tier).collect();
         Self {
             generations,
-            words: Slab::new(),
             index: Index::new(),
             tiers,
             pool: Pool::new(tenants),

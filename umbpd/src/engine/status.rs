@@ -57,7 +57,7 @@ impl Engine {
         };
         let copies: usize = self.tiers.iter().map(tier).sum();
         let adrift: usize = self.adrift.iter().map(|adrift| adrift.memory_bytes()).sum();
-        self.index.memory_bytes() + copies + self.words_bytes() + self.sightings.memory_bytes() + adrift
+        self.index.memory_bytes() + copies + self.sightings.memory_bytes() + adrift
     }
 
     fn tier_status(&self, at: usize) -> Value {

@@ -13,6 +13,8 @@ use super::slab::{NONE, Slab, Words};
 
 /// Time after which a tier's limit is tried higher, in nanoseconds.
 pub const LIMIT_RAISE_EVERY_NS: u64 = 10_000_000_000;
+/// Places that an empty queue of background puts keeps.
+const PUTS_KEPT: usize = 1024;
 /// Part of the capacity by which it is raised at first: 1/256, or the put that did not fit if that is more.
 const RAISE_SHARE: u64 = 256;
 
@@ -215,6 +217,15 @@ pub(super) struct Tier {
 }
 
 impl Tier {
+    /// The background put that waits longest. A queue that has become empty gives the memory of a burst back.
+    pub(super) fn next_put(&mut self) -> Option<QueuedPut> {
+        let put = self.puts.pop_front();
+        if self.puts.is_empty() {
+            self.puts.shrink_to(PUTS_KEPT);
+        }
+        put
+    }
+
     /// `shares`: the most bytes that each tenant may have here.
     pub(super) fn new(settings: TierSettings, shares: &[u64], eviction: EvictionPolicy) -> Self {
         let tenants = shares.len();

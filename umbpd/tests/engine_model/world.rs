@@ -41,18 +41,23 @@ pub(crate) struct Plan {
 }
 
 #[derive(Clone, Default)]
-pub(crate) struct Words(Arc<Mutex<HashMap<(u16, u32), u64>>>);
+pub(crate) struct Words(Arc<Mutex<BTreeMap<(u32, u16), u64>>>);
 
 impl Generations for Words {
-    fn set(&mut self, tenant: TenantIndex, slot: u32, generation: u64) {
-        let old = self.0.lock().expect("not poisoned").insert((tenant.0, slot), generation);
-        assert!(old.is_none_or(|old| old < generation), "generations grow");
+    fn get(&self, tenant: TenantIndex, slot: u32) -> u64 {
+        self.0.lock().expect("not poisoned").get(&(slot, tenant.0)).copied().unwrap_or(0)
+    }
+
+    fn advance(&mut self, tenant: TenantIndex, slot: u32) {
+        let mut words = self.0.lock().expect("not poisoned");
+        let highest = words.range((slot, 0)..=(slot, u16::MAX)).map(|(_, word)| *word).max();
+        words.insert((slot, tenant.0), highest.unwrap_or(0) + 1);
     }
 }
 
 impl Words {
     pub(crate) fn get(&self, tenant: u16, slot: u32) -> u64 {
-        self.0.lock().expect("not poisoned")[&(tenant, slot)]
+        self.0.lock().expect("not poisoned")[&(slot, tenant)]
     }
 }
 

@@ -23,10 +23,21 @@ const SAMPLES: usize = 1000;
 const NOW: Time = Time(0);
 const NEVER_NS: u64 = 1_000_000_000;
 
-struct NoWords;
+/// Nobody reads them but the engine.
+#[derive(Default)]
+struct Words(Vec<u64>);
 
-impl Generations for NoWords {
-    fn set(&mut self, _: TenantIndex, _: u32, _: u64) {}
+impl Generations for Words {
+    fn get(&self, _: TenantIndex, slot: u32) -> u64 {
+        self.0.get(slot as usize).copied().unwrap_or(0)
+    }
+
+    fn advance(&mut self, _: TenantIndex, slot: u32) {
+        if self.0.len() <= slot as usize {
+            self.0.resize(slot as usize + 1, 0);
+        }
+        self.0[slot as usize] += 1;
+    }
 }
 
 struct Harness {
@@ -83,7 +94,7 @@ impl Harness {
             background_bytes: 0,
             block_bytes: BLOCK_BYTES,
         };
-        let mut engine = Engine::new(settings, Box::new(NoWords));
+        let mut engine = Engine::new(settings, Box::new(Words::default()));
         engine.segment_add(SegmentId(0), capacity, None);
         engine.tier_state(TierIndex(0), TierState::Running, NOW);
         let namespace = engine.namespace(TenantIndex(0), b"replay").ok_or_else(|| miette!("no namespace"))?;

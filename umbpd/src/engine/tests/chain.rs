@@ -5,6 +5,8 @@ use umbp_protocol::message::{Found, MissReason, Outcome, ReserveItem, Reserved};
 use super::rig::{ABSENT, BLOCK, Rig, checksum, extent, ready, settings};
 use crate::engine::api::{EvictionPolicy, Settings};
 
+const ALL: [EvictionPolicy; 3] = [EvictionPolicy::PrefixLru, EvictionPolicy::S3Fifo, EvictionPolicy::ChainHazard];
+
 #[test]
 fn a_block_is_visible_from_its_commit_on_and_not_before() {
     let mut rig = Rig::blocks(&[8]);
@@ -133,4 +135,52 @@ fn a9_orphans_leave_before_all_others_and_tails_before_heads() {
         assert_eq!(rig.evicted(0), [54, 53, 52], "{eviction:?}");
         assert_eq!(rig.status("/orphan_blocks"), 0);
     }
+}
+
+/// A9: a client commits in the order in which its copies end, here the tail first and the head last.
+#[test]
+fn a9_a_block_that_is_committed_before_its_parent_is_no_orphan_until_that_is_given_up() {
+    for (eviction, given_up) in ALL.into_iter().flat_map(|eviction| [(eviction, false), (eviction, true)]) {
+        let mut rig = Rig::new(Settings { eviction, ..settings(&[12]) });
+        let session = rig.session();
+        rig.store(session, &[1, 2, 3, 4]);
+        let items = rig.chain(None, 0, &[51, 52, 53, 54]);
+        let (lease, _) = rig.reserve(session, &items);
+        let now = rig.time();
+        for at in [3, 2, 1] {
+            rig.engine.commit(session, lease, &[(at, checksum(&items[at as usize].key))], now);
+            assert_eq!(rig.status("/orphan_blocks"), 0, "{eviction:?}");
+        }
+        // Room is needed meanwhile: the older blocks leave.
+        (100..106).for_each(|n| drop(rig.store(session, &[n])));
+        assert_eq!(rig.evicted(0), [4, 3], "{eviction:?}");
+        if given_up {
+            rig.engine.abort(session, lease, &[0], now);
+            rig.run_ticks();
+            assert_eq!(rig.status("/orphan_blocks"), 3);
+            (200..204).for_each(|n| drop(rig.store(session, &[n])));
+            assert_eq!(rig.evicted(0), [54, 53, 52], "{eviction:?}");
+        } else {
+            rig.engine.commit(session, lease, &[(0, checksum(&items[0].key))], now);
+            rig.run_ticks();
+            assert_eq!(rig.status("/orphan_blocks"), 0);
+            assert_eq!(rig.present(session, &[51, 52, 53, 54]), [51, 52, 53, 54]);
+        }
+    }
+}
+
+/// A9: what is kept of orphans that are long gone has a bound.
+#[test]
+fn a9_orphans_that_were_cleared_leave_no_notes_behind() {
+    let mut rig = Rig::blocks(&[64]);
+    let session = rig.session();
+    for round in 0..400 {
+        let numbers: Vec<u64> = (round * 32..round * 32 + 32).collect();
+        let tail = rig.chain(Some(1 << 40), 1, &numbers);
+        rig.store_items(session, &tail);
+        let now = rig.time();
+        while rig.engine.clear(session, None, 0, now).next.is_some() {}
+        rig.run_ticks();
+    }
+    assert!(rig.engine.adrift[0].memory_bytes() <= 64 << 10, "{}", rig.engine.adrift[0].memory_bytes());
 }

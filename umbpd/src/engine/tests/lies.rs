@@ -54,7 +54,6 @@ impl World {
             location,
             checksum: checksum(&key),
             recency: n,
-            ..RecoveredBlock::default()
         };
         let now = self.rig.time();
         self.rig.engine.recovered(NVME, &[block], now);
@@ -124,7 +123,7 @@ impl World {
         }
         for (at, tier) in engine.tiers.iter().enumerate().filter(|(_, tier)| tier.wants_ends) {
             let is_in = |slot: u32| {
-                let copy = engine.index[slot].copies[at];
+                let copy = engine.index.copy(slot, at);
                 let here = copy != NONE && {
                     let copy = &tier.copies[copy];
                     copy.is(TRACKED) || (at == 0 && matches!(copy.state, CopyState::Writing | CopyState::Filling))

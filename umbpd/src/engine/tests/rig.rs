@@ -1,6 +1,6 @@
 //! A small deployment for tests: segments, one or two lower tiers, a clock that tests move.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
@@ -22,11 +22,17 @@ pub(super) const SECOND: u64 = 1_000_000_000;
 pub(super) const LEASE_NS: u64 = 10 * SECOND;
 
 #[derive(Clone, Default)]
-pub(super) struct Words(pub(super) Arc<Mutex<HashMap<(u16, u32), u64>>>);
+pub(super) struct Words(pub(super) Arc<Mutex<BTreeMap<(u32, u16), u64>>>);
 
 impl Generations for Words {
-    fn set(&mut self, tenant: TenantIndex, slot: u32, generation: u64) {
-        self.0.lock().expect("not poisoned").insert((tenant.0, slot), generation);
+    fn get(&self, tenant: TenantIndex, slot: u32) -> u64 {
+        self.0.lock().expect("not poisoned").get(&(slot, tenant.0)).copied().unwrap_or(0)
+    }
+
+    fn advance(&mut self, tenant: TenantIndex, slot: u32) {
+        let mut words = self.0.lock().expect("not poisoned");
+        let highest = words.range((slot, 0)..=(slot, u16::MAX)).map(|(_, word)| *word).max();
+        words.insert((slot, tenant.0), highest.unwrap_or(0) + 1);
     }
 }
 
@@ -299,7 +305,7 @@ impl Rig {
     }
 
     pub(super) fn word(&self, tenant: u16, extent: Extent) -> u64 {
-        self.words.0.lock().expect("not poisoned")[&(tenant, extent.slot)]
+        self.words.0.lock().expect("not poisoned")[&(extent.slot, tenant)]
     }
 }
 
