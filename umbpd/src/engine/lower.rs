@@ -82,7 +82,14 @@ impl Engine {
         let mut at = self.tiers[DRAM].copies[dram].entry;
         while let Some(parent) = self.index.above(at) {
             match self.way_down(tier, parent) {
-                WayDown::There => break,
+                WayDown::There => {
+                    let copy = self.index[parent].copies[DRAM];
+                    if copy != NONE && self.tiers[DRAM].copies[copy].state == CopyState::Writing {
+                        // So that it is admitted then, whatever its own place.
+                        self.want_above(tier, at);
+                    }
+                    break;
+                }
                 WayDown::Queue(above) => {
                     if missing.len() == ANCESTORS_PER_PUT_MAX {
                         missing.pop_front();
@@ -111,8 +118,8 @@ impl Engine {
         let [above, below] = [DRAM, tier].map(|tier| self.index[entry].copies[tier]);
         match (state(tier, below), state(DRAM, above)) {
             (Some(CopyState::Resident | CopyState::Putting), _) => WayDown::There,
-            // Its own commit queues it, if it is admitted by itself.
-            (_, Some(CopyState::Writing)) if self.settings.admission == Admission::All => WayDown::There,
+            // Its own commit queues it.
+            (_, Some(CopyState::Writing)) => WayDown::There,
             (_, Some(CopyState::Resident)) if self.tiers[DRAM].copies[above].is(QUEUED << tier) => WayDown::There,
             // It goes down when it leaves the first tier.
             (_, Some(CopyState::Resident)) if self.settings.write == WritePolicy::OnEvict => WayDown::There,
