@@ -156,6 +156,7 @@ impl Engine {
                 self.index[entry].copies[DRAM] = dram;
                 self.expect(entry);
                 self.make_resident(DRAM, dram);
+                self.came_up(dram);
                 self.unpin(DRAM, dram);
             } else {
                 self.discard_fill(dram);

@@ -81,6 +81,7 @@ impl Engine {
         let mut is_cut = false;
         let mut at = self.tiers[DRAM].copies[dram].entry;
         while let Some(parent) = self.index.above(at) {
+            self.work += 1;
             match self.way_down(tier, parent) {
                 WayDown::There => {
                     let copy = self.index[parent].copies[DRAM];
