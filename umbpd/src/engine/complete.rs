@@ -156,6 +156,7 @@ impl Engine {
                 self.index.set_copy(entry, DRAM, dram);
                 self.expect(entry);
                 self.make_resident(DRAM, dram);
+                self.came_up(dram);
                 self.unpin(DRAM, dram);
             } else {
                 self.discard_fill(dram);

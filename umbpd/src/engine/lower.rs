@@ -3,6 +3,8 @@
 //! A tier has a fixed number of operations in flight. Loads go first, then deletes (they make room), then stores,
 //! which never take more than half of the slots, so that no load waits behind a burst of stores.
 
+use std::collections::VecDeque;
+
 use umbp_plugin_api::types::code;
 use umbp_plugin_api::{Operation, types::KEY_BYTES};
 
@@ -15,7 +17,8 @@ use super::tier::{BlockCopy, CopyState, LEAVING, QUEUED, QueuedPut, Stray};
 
 /// Stale or useless entries of the background queue that one search for the next put passes at most.
 const PUT_SCAN_MAX: usize = 512;
-/// Ancestors that one put queues before itself at most; one that lacks more is dropped, and counted.
+/// Ancestors that one put queues before itself at most. One that lacks more is dropped, and counted, but those nearest
+/// to the root go down: the puts of blocks that follow it bring the rest.
 const ANCESTORS_PER_PUT_MAX: usize = 512;
 /// Copies that are looked at for one that a probe can ask about.
 const PROBE_SCAN_MAX: u32 = 64;
@@ -74,13 +77,28 @@ impl Engine {
     /// lacks: without them it would be of no use there. False if it needs none or can have none now; the latter is
     /// counted.
     pub(super) fn queue_put(&mut self, tier: usize, dram: u32) -> bool {
-        let mut missing = Vec::new();
+        let mut missing = VecDeque::new();
+        let mut is_cut = false;
         let mut at = self.tiers[DRAM].copies[dram].entry;
         while let Some(parent) = self.index.above(at) {
+            self.work += 1;
             match self.way_down(tier, parent) {
-                WayDown::There => break,
-                WayDown::Queue(above) if missing.len() < ANCESTORS_PER_PUT_MAX => missing.push(above),
-                WayDown::Queue(_) | WayDown::Gone => {
+                WayDown::There => {
+                    let copy = self.index.copy(parent, DRAM);
+                    if copy != NONE && self.tiers[DRAM].copies[copy].state == CopyState::Writing {
+                        // So that it is admitted then, whatever its own place.
+                        self.want_above(tier, at);
+                    }
+                    break;
+                }
+                WayDown::Queue(above) => {
+                    if missing.len() == ANCESTORS_PER_PUT_MAX {
+                        missing.pop_front();
+                        is_cut = true;
+                    }
+                    missing.push_back(above);
+                }
+                WayDown::Gone => {
                     self.tiers[tier].counters.dropped += 1;
                     return false;
                 }
@@ -90,7 +108,9 @@ impl Engine {
         if self.settings.admission != Admission::All && self.settings.write == WritePolicy::OnEvict {
             self.want_above(tier, self.tiers[DRAM].copies[dram].entry);
         }
-        missing.into_iter().rev().all(|above| self.queue_one(tier, above)) && self.queue_one(tier, dram)
+        let queued = missing.into_iter().rev().all(|above| self.queue_one(tier, above));
+        self.tiers[tier].counters.dropped += u64::from(queued && is_cut);
+        queued && !is_cut && self.queue_one(tier, dram)
     }
 
     /// Whether a tier has a block, or will have it before whatever is queued now.
@@ -99,8 +119,8 @@ impl Engine {
         let [above, below] = [DRAM, tier].map(|tier| self.index.copy(entry, tier));
         match (state(tier, below), state(DRAM, above)) {
             (Some(CopyState::Resident | CopyState::Putting), _) => WayDown::There,
-            // Its own commit queues it, if it is admitted by itself.
-            (_, Some(CopyState::Writing)) if self.settings.admission == Admission::All => WayDown::There,
+            // Its own commit queues it.
+            (_, Some(CopyState::Writing)) => WayDown::There,
             (_, Some(CopyState::Resident)) if self.tiers[DRAM].copies[above].is(QUEUED << tier) => WayDown::There,
             // It goes down when it leaves the first tier.
             (_, Some(CopyState::Resident)) if self.settings.write == WritePolicy::OnEvict => WayDown::There,

@@ -35,6 +35,8 @@ const DEAD_WORTH: f64 = 0.25;
 const SCAN_MAX: usize = 64;
 /// Bytes of one queued run in an ordered set, about.
 const QUEUED_BYTES: usize = 24;
+/// Blocks that are taken to fit at most, while only one has been seen.
+const FIRST_SCALE_MAX: u64 = 1 << 18;
 const ALL_CLASSES: u32 = (1 << CLASSES) - 1;
 
 /// See the module.
@@ -185,7 +187,8 @@ impl Policy for ChainHazard {
     fn arrived(&mut self, nodes: &mut dyn Nodes, node: u32, print: u64) {
         self.blocks += 1;
         if self.scale == 0 {
-            self.rescale((self.capacity_bytes / nodes.bytes(node).max(1)).max(1));
+            // One block says little of the others: where more come to fit, that is learned when room is short.
+            self.rescale((self.capacity_bytes / nodes.bytes(node).max(1)).clamp(1, FIRST_SCALE_MAX));
         }
         let mut state = State::NEW;
         if let Some(ghost) = self.ghosts.take(print, self.learned.slot) {

@@ -183,3 +183,29 @@ fn c7_a_small_first_tier_takes_stores_for_ever() {
     }
     assert_eq!(refused, 0, "of {} blocks", 200 * 8);
 }
+
+#[test]
+fn under_min_depth_a_chain_longer_than_one_puts_ancestors_goes_down_whole() {
+    let mut rig = rig([2048, 2048], Admission::MinDepth(1200), WritePolicy::Through);
+    let session = rig.session();
+    let numbers: Vec<u64> = (0..1210).collect();
+    let items = rig.chain(None, 0, &numbers);
+    items.chunks(500).for_each(|slice| drop(rig.store_items(session, slice)));
+    assert_eq!(below(&mut rig, 0..1210), numbers);
+}
+
+#[test]
+fn a_block_committed_before_its_parent_goes_down_with_it_under_any_admission() {
+    for admission in [Admission::All, Admission::MinDepth(3)] {
+        let mut rig = rig([64, 64], admission, WritePolicy::Through);
+        let session = rig.session();
+        let items = rig.chain(None, 0, &[1, 2, 3, 4, 5]);
+        let (lease, _) = rig.reserve(session, &items);
+        for at in (0..5).rev() {
+            let now = rig.time();
+            rig.engine.commit(session, lease, &[(at, u64::from(at))], now);
+            rig.drain();
+        }
+        assert_eq!(below(&mut rig, 1..6), [1, 2, 3, 4, 5], "{admission:?}");
+    }
+}

@@ -5,7 +5,7 @@ use umbp_plugin_api::{Completion, Status};
 use umbp_protocol::message::{Acquired, Event, Found, MissReason, Reserved, SessionId};
 
 use super::rig::{ABSENT, BLOCK, Rig, SECOND, ready, settings};
-use crate::engine::api::{TierIndex, TierState};
+use crate::engine::api::{Promote, Settings, TierIndex, TierState};
 use crate::engine::{DEGRADED_AFTER_MISSES, LIMIT_RAISE_EVERY_NS, PROBE_EVERY_NS, PUT_TRIES_MAX};
 
 const NVME: TierIndex = TierIndex(1);
@@ -347,4 +347,19 @@ fn a_tier_that_never_ran_takes_nothing_and_hinders_nobody() {
     }
     assert_eq!((rig.operations.len(), rig.status("/tiers/1/dropped")), (0, 20.into()));
     assert!(rig.engine.is_idle());
+}
+
+#[test]
+fn a_late_load_passes_through_like_any_other() {
+    let mut rig = Rig::new(Settings { promote: Promote::AfterHits(3), ..settings(&[4, 64]) });
+    let session = rig.session();
+    for n in 1..=5 {
+        rig.store(session, &[n]);
+        rig.settle_stores();
+    }
+    rig.acquire(session, &[1]);
+    rig.advance(SECOND);
+    rig.finish(code::GET, Status::OK);
+    assert_eq!(rig.status("/tiers/0/passed_through"), 1);
+    assert_eq!(rig.lookup(session, 0, &[1]), [Found::Hit { tier: 1, held: false }]);
 }

@@ -260,3 +260,21 @@ fn a_session_has_a_bounded_number_of_leased_items() {
     rig.release(session, leases[0], &[]);
     assert!(rig.engine.lease_begin(session, LeaseKind::Read, now).is_some());
 }
+
+/// A first block of a few bytes says nothing of how many blocks there will be.
+#[test]
+fn a_tiny_first_block_takes_no_memory_for_others_that_do_not_come() {
+    let mut large = settings(&[64]);
+    large.eviction = EvictionPolicy::ChainHazard;
+    large.tiers.push(super::rig::tier("nvme", 1 << 32));
+    large.tenants[0].quota.push(u64::MAX);
+    large.headroom.push(0);
+    large.tiers[1].alignment = 1;
+    let mut rig = Rig::new(large);
+    let session = rig.session();
+    let tiny = ReserveItem { length: 61, ..rig.chain(None, 0, &[1])[0] };
+    rig.store_items(session, &[tiny]);
+    rig.settle_stores();
+    assert_eq!(rig.status("/tiers/1/resident_blocks"), 1);
+    assert!(rig.engine.memory_bytes() < 32 << 20, "{}", rig.engine.memory_bytes());
+}
