@@ -154,7 +154,11 @@ fn set_up(
     let (direct, way) = match options.direct {
         Direct::Off => (false, "page cache, as configured".to_owned()),
         Direct::Auto => match probe(folder, &mut *port) {
-            Probed::Direct(alignment) => (true, format!("O_DIRECT, {alignment}")),
+            Probed::Direct(alignment) => {
+                // Told from the start, so that whoever watches it knows that O_DIRECT serves.
+                host.count("fallback.direct", 0);
+                (true, format!("O_DIRECT, {alignment}"))
+            }
             Probed::Buffered(cause) => {
                 host.count("fallback.direct", 1);
                 host.log(Level::Warn, &format!("path {}: the page cache is used: {cause}", folder.path().display()));

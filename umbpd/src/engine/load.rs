@@ -98,7 +98,7 @@ impl Engine {
             Err(reason) => Acquired::Miss(reason),
             Ok((entry, DRAM)) => {
                 let slot = self.index.copy(entry, DRAM);
-                item = self.lend(session, slot);
+                item = self.lend(session, slot, DRAM);
                 self.adopt_hold(entry, session);
                 self.ready(slot, DRAM)
             }
@@ -119,12 +119,13 @@ impl Engine {
         answer
     }
 
-    /// Pins a readable copy for a reader.
-    fn lend(&mut self, session: SessionId, slot: u32) -> Item {
+    /// Pins a readable copy of the first tier for a reader; `tier` is where it was found.
+    fn lend(&mut self, session: SessionId, slot: u32, tier: usize) -> Item {
         self.pin(DRAM, slot);
         self.set_leaving(slot, false);
         self.count_load(slot);
         self.counters.acquired += 1;
+        self.tiers[tier].counters.loaded += 1;
         let bytes = u64::from(self.tiers[DRAM].copies[slot].bytes);
         if let Some(session) = self.sessions.get_mut(&session) {
             session.pinned_bytes += bytes;
@@ -190,7 +191,7 @@ impl Engine {
             let session = found.session;
             let item = match result {
                 Ok(()) => {
-                    let leased = self.lend(session, dram);
+                    let leased = self.lend(session, dram, tier);
                     if let Some(item) =
                         self.leases.get_mut(&lease).and_then(|lease| lease.items.get_mut(index as usize))
                     {

@@ -75,6 +75,7 @@ impl Engine {
             "quarantined_bytes": if at == DRAM { self.quarantined_bytes() } else { 0 },
             "evictable_blocks": tier.orders.iter().map(|order| order.len()).sum::<u64>(),
             "hits": counters.hits,
+            "loaded": counters.loaded,
             "stored": counters.stored,
             "promoted": counters.promoted,
             "demoted": counters.demoted,

@@ -125,6 +125,8 @@ pub(super) struct Stray {
 #[derive(Default)]
 pub(super) struct TierCounters {
     pub(super) hits: u64,
+    /// Blocks that were found here and handed out to be loaded.
+    pub(super) loaded: u64,
     pub(super) stored: u64,
     pub(super) promoted: u64,
     pub(super) evicted: u64,

@@ -143,6 +143,7 @@ fn j4_what_hit_was_loaded_failed_or_not_needed() {
     let grown = |at: &str| (sum(&after, at) - sum(&before, at)) as usize;
     assert_eq!((grown("/asked"), grown("/tiers/1/hits")), (ASKED, ASKED));
     assert_eq!((grown("/acquired"), grown("/load_misses")), (NEEDED - BAD, BAD));
+    assert_eq!((grown("/tiers/0/loaded"), grown("/tiers/1/loaded")), (0, NEEDED - BAD));
     assert_eq!(grown("/tiers/1/hits"), grown("/acquired") + grown("/load_misses") + (ASKED - NEEDED));
 }
 

@@ -18,7 +18,7 @@ mod learn;
 mod request;
 mod runs;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use self::ghosts::{Ghost, Ghosts};
@@ -33,6 +33,8 @@ const GHOSTS_FACTOR: u64 = 4;
 const DEAD_WORTH: f64 = 0.25;
 /// Runs of one class that a search for a victim looks at at most.
 const SCAN_MAX: usize = 64;
+/// Copies without a request that one call gives a run at most.
+const STRAYS_MAX: usize = 256;
 /// Bytes of one queued run in an ordered set, about.
 const QUEUED_BYTES: usize = 24;
 /// Blocks that are taken to fit at most, while only one has been seen.
@@ -57,8 +59,9 @@ pub(super) struct ChainHazard {
     /// Copies, and those that are listed.
     blocks: u64,
     listed: u64,
-    /// Listed, and in no run yet: they came in without a request.
-    strays: Vec<u32>,
+    /// Listed, and in no run yet: they came in without a request. By the number that their mark holds, oldest first.
+    strays: BTreeMap<u32, u32>,
+    next_stray: u32,
     /// Blocks of the call under way, the deepest first.
     path: Vec<u32>,
     /// Time of last use of the next that was used before all others; it falls.
@@ -84,7 +87,8 @@ impl ChainHazard {
             stale: ALL_CLASSES,
             blocks: 0,
             listed: 0,
-            strays: Vec::new(),
+            strays: BTreeMap::new(),
+            next_stray: 0,
             path: Vec::new(),
             cold: TIME_ZERO,
             search: (0, [None; CLASSES]),
@@ -221,7 +225,9 @@ impl Policy for ChainHazard {
         let state = State { listed: true, ..State::of(nodes, node) };
         state.save(nodes, node);
         if state.run == NONE {
-            self.strays.push(node);
+            nodes.set_mark(node, self.next_stray);
+            self.strays.insert(self.next_stray, node);
+            self.next_stray = self.next_stray.wrapping_add(1);
         } else if let Some(run) = self.run_ending_at(nodes, node) {
             self.queue(nodes, run);
         }
@@ -243,8 +249,9 @@ impl Policy for ChainHazard {
         let state = State { listed: false, ..State::of(nodes, node) };
         state.save(nodes, node);
         if state.run == NONE {
-            if let Some(at) = self.strays.iter().rposition(|stray| *stray == node) {
-                self.strays.swap_remove(at);
+            let number = nodes.mark(node);
+            if self.strays.get(&number) == Some(&node) {
+                self.strays.remove(&number);
             }
         } else if let Some(run) = self.run_ending_at(nodes, node) {
             self.unqueue(run);
@@ -282,7 +289,7 @@ impl Policy for ChainHazard {
     fn victim(&mut self, nodes: &mut dyn Nodes, before: u64) -> Search {
         self.adopt_strays(nodes);
         if self.queued == 0 {
-            return Search::None;
+            return if self.strays.is_empty() { Search::None } else { Search::More };
         }
         // A victim is asked for where room is short: then what is here is what fits.
         if self.blocks > 2 * self.scale || 2 * self.blocks < self.scale {
@@ -330,7 +337,7 @@ impl Policy for ChainHazard {
     }
 
     fn memory_bytes(&self) -> usize {
-        let queues = self.queued * QUEUED_BYTES;
+        let queues = (self.queued + self.strays.len()) * QUEUED_BYTES;
         self.runs.memory_bytes() + self.ghosts.memory_bytes() + self.learned.memory_bytes() + queues
     }
 }

@@ -189,16 +189,15 @@ impl ChainHazard {
         }
     }
 
-    /// Listed copies that came in without a request get a run.
+    /// Listed copies that came in without a request get a run, the oldest first.
     pub(super) fn adopt_strays(&mut self, nodes: &mut dyn Nodes) {
-        let mut strays = std::mem::take(&mut self.strays);
-        for node in strays.drain(..) {
+        for _ in 0..super::STRAYS_MAX {
+            let Some((_, node)) = self.strays.pop_first() else { return };
             if State::of(nodes, node).run == NONE {
                 nodes.step();
                 self.adopt(nodes, node, false);
             }
         }
-        self.strays = strays;
     }
 
     /// A copy without a request: it came up from a lower tier, down from the first, or from an earlier life (then it
