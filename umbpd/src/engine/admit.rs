@@ -18,7 +18,7 @@ impl Engine {
             || match self.settings.admission {
                 Admission::All => true,
                 Admission::SecondSighting => false,
-                Admission::MinDepth(depth) => known.depth >= depth,
+                Admission::MinDepth(depth) => known.depth() >= depth,
             }
     }
 

@@ -17,14 +17,18 @@ const SHARDS: usize = 64;
 /// Tiers whose copies an entry names itself; those of further tiers are kept beside the entries.
 const TIERS_INLINE: usize = 2;
 
+/// Bits of an entry's flags that count its resident copies.
+const RESIDENT: u8 = 7;
+/// The slot is in use.
+const ALIVE: u8 = 128;
 /// Lower tiers shall take the block, whatever its own place in its chain.
-pub(super) const WANTED: u8 = 1;
+pub(super) const WANTED: u8 = 8;
 /// Its parent is resident, and no prompt reaches that either.
-const CUT: u8 = 2;
+const CUT: u8 = 16;
 /// A writer has it leased in the first tier.
-const WRITING: u8 = 4;
+const WRITING: u8 = 32;
 /// Resident, and its parent, or one before that, is still being written: whether it is an orphan is not known yet.
-const PENDING: u8 = 8;
+const PENDING: u8 = 64;
 
 /// Shares of the tables, each larger than the one before, the last nearly twice the first: then at any number of keys
 /// some tables have just grown and some are about to, and what they hold unused is never half.
@@ -34,6 +38,7 @@ fn bounds() -> [u16; SHARDS - 1] {
 }
 
 /// One known key.
+#[repr(packed(4))]
 pub(super) struct Entry {
     pub(super) key: WireKey,
     /// Checksum of the block; meaningful once a copy is resident.
@@ -42,7 +47,7 @@ pub(super) struct Entry {
     pub(super) stamp: u64,
     /// Payload, in bytes.
     pub(super) length: u32,
-    pub(super) depth: u32,
+    depth: u16,
     /// Entry of the parent, or NONE.
     pub(super) parent: u32,
     /// Entries whose parent this is.
@@ -51,16 +56,29 @@ pub(super) struct Entry {
     pub(super) resident_children: u32,
     /// Copy's slot in each of the first tiers, or NONE. See [`Index::copy`].
     copies: [u32; TIERS_INLINE],
-    /// Number of resident copies.
-    pub(super) resident: u8,
     /// Loads through the first tier in which it did not stay.
     pub(super) loads: u8,
-    /// See [`WANTED`], [`CUT`], [`WRITING`] and [`PENDING`].
+    /// See [`WANTED`] and what follows it; the number of resident copies.
     pub(super) flags: u8,
-    alive: bool,
 }
 
-const _: () = assert!(size_of::<Entry>() == 96, "an entry's memory is most of what a block takes");
+const _: () = assert!(size_of::<Entry>() == 92, "an entry's memory is most of what a block takes");
+
+impl Entry {
+    pub(super) fn depth(&self) -> u32 {
+        u32::from(self.depth)
+    }
+
+    /// Number of resident copies.
+    pub(super) fn resident(&self) -> u8 {
+        self.flags & RESIDENT
+    }
+}
+
+/// A depth as it is kept; deeper blocks are refused before.
+fn short(depth: u32) -> u16 {
+    u16::try_from(depth).unwrap_or(u16::MAX)
+}
 
 /// All entries.
 pub(super) struct Index {
@@ -148,15 +166,13 @@ impl Index {
             checksum: 0,
             stamp: 0,
             length: 0,
-            depth,
+            depth: short(depth),
             parent: NONE,
             children: 0,
             resident_children: 0,
             copies: [NONE; TIERS_INLINE],
-            resident: 0,
             loads: 0,
-            flags: 0,
-            alive: true,
+            flags: ALIVE,
         });
         let (shard, hash) = self.locate(&key);
         let (entries, hasher) = (&self.entries, &self.hasher);
@@ -169,10 +185,10 @@ impl Index {
     pub(super) fn hang(&mut self, slot: u32, parent: Option<WireKey>, depth: u32) {
         let old = self.entries[slot].parent;
         let new = parent.map_or(NONE, |key| self.find_or_insert(key, depth.saturating_sub(1)));
-        self.entries[slot].depth = depth;
-        if new != NONE && self.entries[new].depth >= depth {
+        self.entries[slot].depth = short(depth);
+        if new != NONE && self.entries[new].depth() >= depth {
             // Of a ghost that nobody has placed yet: each link falls in depth, always.
-            self.entries[new].depth = depth.saturating_sub(1);
+            self.entries[new].depth = short(depth.saturating_sub(1));
         }
         if new == old {
             return;
@@ -195,8 +211,8 @@ impl Index {
 
     /// A copy of the entry became resident.
     pub(super) fn gained(&mut self, slot: u32) {
-        self.entries[slot].resident += 1;
-        if self.entries[slot].resident > 1 {
+        self.entries[slot].flags += 1;
+        if self.entries[slot].resident() > 1 {
             return;
         }
         self.resident += 1;
@@ -214,7 +230,7 @@ impl Index {
     /// The entry is there, or about to be.
     fn stands(&self, slot: u32) -> bool {
         let entry = &self.entries[slot];
-        entry.resident > 0 || entry.flags & WRITING != 0
+        entry.resident() > 0 || entry.flags & WRITING != 0
     }
 
     /// A writer has leased the entry, or has it no more. What hangs on it is no orphan meanwhile: a client commits in
@@ -225,7 +241,7 @@ impl Index {
             return;
         }
         entry.flags ^= WRITING;
-        if entry.resident == 0 {
+        if entry.resident() == 0 {
             let children = u64::from(entry.resident_children);
             self.parted = if writing { self.parted - children } else { self.parted + children };
         }
@@ -279,9 +295,9 @@ impl Index {
         let entry = &self.entries[slot];
         let parent = entry.parent;
         let is_cut =
-            entry.resident > 0 && parent != NONE && self.entries[parent].resident > 0 && self.is_orphan(parent);
+            entry.resident() > 0 && parent != NONE && self.entries[parent].resident() > 0 && self.is_orphan(parent);
         let is_pending =
-            entry.resident > 0 && parent != NONE && (self.entries[parent].flags & (WRITING | PENDING) != 0);
+            entry.resident() > 0 && parent != NONE && (self.entries[parent].flags & (WRITING | PENDING) != 0);
         let entry = &mut self.entries[slot];
         if (entry.flags & CUT != 0) != is_cut {
             entry.flags ^= CUT;
@@ -295,8 +311,8 @@ impl Index {
 
     /// A resident copy of the entry is so no more.
     pub(super) fn lost(&mut self, slot: u32) {
-        self.entries[slot].resident -= 1;
-        if self.entries[slot].resident > 0 {
+        self.entries[slot].flags -= 1;
+        if self.entries[slot].resident() > 0 {
             return;
         }
         self.resident -= 1;
@@ -320,7 +336,7 @@ impl Index {
         let mut at = slot;
         while at != NONE {
             let entry = &self.entries[at];
-            if !entry.alive || entry.children > 0 || !self.is_ghost(at) {
+            if entry.flags & ALIVE == 0 || entry.children > 0 || !self.is_ghost(at) {
                 return;
             }
             let (key, parent) = (entry.key, entry.parent);
@@ -328,7 +344,7 @@ impl Index {
             if let Ok(found) = self.tables[shard].find_entry(hash, |other| *other == at) {
                 found.remove();
             }
-            self.entries[at].alive = false;
+            self.entries[at].flags = 0;
             self.entries.remove(at);
             self.known -= 1;
             if parent != NONE {
@@ -340,7 +356,7 @@ impl Index {
 
     /// Entries by number, for walks over all: `None` past the end, `Some(None)` for a free slot.
     pub(super) fn at(&self, slot: u32) -> Option<Option<&Entry>> {
-        (slot < self.entries.high()).then(|| Some(&self.entries[slot]).filter(|entry| entry.alive))
+        (slot < self.entries.high()).then(|| Some(&self.entries[slot]).filter(|entry| entry.flags & ALIVE != 0))
     }
 
     /// Bytes of entries and tables.

@@ -336,12 +336,12 @@ impl Engine {
             let known = &self.index[entry];
             operation.namespace_id = known.key.namespace.0;
             operation.key = known.key.local;
-            operation.depth = known.depth;
+            operation.depth = known.depth();
             operation.parent = match known.parent {
                 NONE => [0; KEY_BYTES],
                 parent => self.index[parent].key.local,
             };
-            operation.recency = known.stamp << 16 | u64::from(DEPTH_MAX - known.depth.min(DEPTH_MAX));
+            operation.recency = known.stamp << 16 | u64::from(DEPTH_MAX - known.depth().min(DEPTH_MAX));
             operation.checksum = known.checksum;
             operation.length = u64::from(known.length);
         }

@@ -285,7 +285,7 @@ impl Engine {
             let mut at = Some(entry);
             while let Some(slot) = at.filter(|slot| self.index[*slot].stamp != self.clock) {
                 self.index[slot].stamp = self.clock;
-                path.push(u64::from(self.index[slot].depth) << 32 | u64::from(slot));
+                path.push(u64::from(self.index[slot].depth()) << 32 | u64::from(slot));
                 at = self.index.above(slot);
             }
         }

@@ -82,8 +82,8 @@ impl Engine {
         let useful = !self.tiers[tier].was_cleared(tenant, namespace)
             && u64::from(known.length) == block.length
             && block.length <= self.settings.block_bytes
-            && (known.checksum == block.checksum || known.resident == 0);
-        if useful && known.resident == 0 {
+            && (known.checksum == block.checksum || known.resident() == 0);
+        if useful && known.resident() == 0 {
             self.index[entry].checksum = block.checksum;
         }
         let mut copy = BlockCopy::new(entry, tenant, block.location, bytes as u32, CopyState::Doubted);
@@ -104,7 +104,7 @@ impl Engine {
     fn hang_recovered(&mut self, entry: u32, block: &RecoveredBlock) {
         let known = &self.index[entry];
         let depth = block.depth.min(DEPTH_MAX);
-        let depth = if known.children > 0 { depth.min(known.depth) } else { depth };
+        let depth = if known.children > 0 { depth.min(known.depth()) } else { depth };
         let key = WireKey { local: block.parent, ..known.key };
         let above = self.index.find(&key);
         let fits = depth > 0
@@ -113,7 +113,7 @@ impl Engine {
             && matches!(LocalKey::from_bytes(&block.parent), Ok(Some(_)))
             && above.is_none_or(|above| {
                 let known = &self.index[above];
-                known.depth < depth || (known.parent == NONE && self.index.is_ghost(above))
+                known.depth() < depth || (known.parent == NONE && self.index.is_ghost(above))
             });
         self.hang(entry, fits.then_some(key), depth);
     }

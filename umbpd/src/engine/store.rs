@@ -79,7 +79,7 @@ impl Engine {
             // Depths must fall toward the root, or links could form a ring. Only a ghost whose place nobody has
             // told yet gives way.
             let told = above.parent != NONE || !self.index.is_ghost(slot);
-            if above.depth >= item.depth && told {
+            if above.depth() >= item.depth && told {
                 return Checked::Answer(Reserved::Invalid);
             }
         }
@@ -93,7 +93,7 @@ impl Engine {
             return Checked::Answer(Reserved::Present);
         }
         match self.index.copy(slot, DRAM) {
-            NONE if entry.children > 0 && item.depth > entry.depth => Checked::Answer(Reserved::Invalid),
+            NONE if entry.children > 0 && item.depth > entry.depth() => Checked::Answer(Reserved::Invalid),
             NONE => Checked::New { parent },
             slot if self.tiers[DRAM].copies[slot].state == CopyState::Writing => {
                 Checked::Answer(Reserved::BeingWritten)
@@ -115,7 +115,7 @@ impl Engine {
             return Reserved::Refused;
         };
         let entry = self.index.find_or_insert(item.key, item.depth);
-        let fresh = self.index[entry].resident == 0;
+        let fresh = self.index[entry].resident() == 0;
         if fresh {
             self.hang(entry, parent, item.depth);
             self.index[entry].length = item.length as u32;
