@@ -30,7 +30,20 @@ pub fn prepare() {
     if let Err(errno) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         tracing::warn!("cannot set PR_SET_DUMPABLE to 0: {errno}");
     }
+    bound_arenas();
 }
+
+/// Heaps of the C library, which threads share. One for each thread, as it has them at first, leaves some five bytes of
+/// each of a million blocks unused; the threads of a daemon seldom allocate at the same time.
+#[cfg(target_env = "gnu")]
+fn bound_arenas() {
+    const ARENAS_MAX: libc::c_int = 1;
+    // SAFETY: a call without memory of ours, before any other thread runs. Refused, it changes nothing.
+    let _ = unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS_MAX) };
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn bound_arenas() {}
 
 /// Whether a daemon can serve in this process as it is; else a sentence with the limit and the knob. A process that
 /// [`prepare`] was called in has mended what it could; a host of an embedded daemon is left as it is.
