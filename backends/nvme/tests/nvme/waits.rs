@@ -136,6 +136,7 @@ fn a_store_that_waits_ends_at_its_deadline_when_it_is_cancelled_and_at_shutdown(
     });
 }
 
+/// K3: nobody waits for ever for room that does not come.
 #[test]
 fn a_punch_that_fails_or_never_ends_refuses_who_waits_for_it() {
     for (errno, most) in [(libc::EIO, Duration::from_secs(4)), (0, Duration::from_secs(20))] {

@@ -56,6 +56,7 @@ fn a_failed_load_is_a_miss_of_that_block_alone_and_of_that_load_alone() {
     }
 }
 
+/// K3: a full tier makes room by what it has had the longest.
 #[test]
 fn no_space_evicts_that_tiers_coldest_more_at_each_try_and_is_no_error() {
     for good in 2..=PUT_TRIES_MAX + 1 {
