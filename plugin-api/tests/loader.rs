@@ -40,7 +40,7 @@ fn a_plugin_tells_what_it_is_without_open() {
     let plugin = Plugin::load(&backend_path()).expect("loads");
     let info = plugin.info();
     assert_eq!((info.name.as_str(), info.version.as_str(), info.role), ("fixture", "0.0.0", Role::Storage));
-    assert!(!info.mappable && !info.persistent && !info.shared);
+    assert!(!info.mappable && info.persistent && !info.shared);
     assert_eq!(info.api, (API_MAJOR, API_MINOR));
     assert!(info.path.is_absolute());
 }

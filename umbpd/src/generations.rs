@@ -54,7 +54,7 @@ impl Table {
         (u64::from(slot) < self.count).then(|| unsafe { &*self.words.add(slot as usize) })
     }
 
-    /// The daemon alone writes: its last value.
+    /// The daemon alone writes: its last value. Reading a word of a page that was never written takes the page.
     fn get(&self, slot: u32) -> u64 {
         self.word(slot).map_or(0, |word| word.load(Ordering::Relaxed))
     }
@@ -68,37 +68,40 @@ impl Drop for Table {
 }
 
 /// All tables, one for each tenant of the config.
-pub struct Tables(Vec<Table>);
+pub struct Tables {
+    tables: Vec<Table>,
+    /// The highest word of all: the next is higher, whoever had its slot before. So nothing of another tenant's table
+    /// is read, and pages of it that were never written take no memory.
+    last: u64,
+}
 
 impl Tables {
     /// Tables of `words` each.
     pub fn new(tenants: usize, words: u64) -> rustix::io::Result<Self> {
-        (0..tenants)
-            .map(|tenant| Table::new(&format!("umbp-generations-{tenant}"), words))
-            .collect::<Result<_, _>>()
-            .map(Self)
+        let tables = (0..tenants).map(|tenant| Table::new(&format!("umbp-generations-{tenant}"), words));
+        Ok(Self { tables: tables.collect::<Result<_, _>>()?, last: 0 })
     }
 
     /// The fds to send to sessions, by tenant.
     pub fn fds(&self) -> std::io::Result<Vec<OwnedFd>> {
-        self.0.iter().map(|table| table.fd.try_clone()).collect()
+        self.tables.iter().map(|table| table.fd.try_clone()).collect()
     }
 
     /// Words of each table; the engine numbers its slots below this.
     pub fn words(&self) -> u64 {
-        self.0.first().map_or(0, |table| table.count)
+        self.tables.first().map_or(0, |table| table.count)
     }
 }
 
 impl Generations for Tables {
     fn get(&self, tenant: TenantIndex, slot: u32) -> u64 {
-        self.0.get(usize::from(tenant.0)).map_or(0, |table| table.get(slot))
+        self.tables.get(usize::from(tenant.0)).map_or(0, |table| table.get(slot))
     }
 
     fn advance(&mut self, tenant: TenantIndex, slot: u32) {
-        let highest = self.0.iter().map(|table| table.get(slot)).max().unwrap_or(0);
-        match self.0.get(usize::from(tenant.0)).and_then(|table| table.word(slot)) {
-            Some(word) => word.store(highest + 1, Ordering::Release),
+        self.last += 1;
+        match self.tables.get(usize::from(tenant.0)).and_then(|table| table.word(slot)) {
+            Some(word) => word.store(self.last, Ordering::Release),
             None => tracing::error!("generation slot {slot} of tenant {} is outside of the tables", tenant.0),
         }
     }
@@ -108,6 +111,14 @@ impl Generations for Tables {
 mod tests {
     use super::*;
     use rustix::io::Errno;
+
+    #[test]
+    fn what_one_tenant_writes_takes_no_memory_of_another() {
+        let mut tables = Tables::new(3, words_for(1 << 20)).expect("tables");
+        (0..1 << 20).for_each(|slot| tables.advance(TenantIndex(1), slot));
+        let blocks = |at: usize| rustix::fs::fstat(&tables.tables[at].fd).expect("stat").st_blocks;
+        assert_eq!([blocks(0), blocks(1), blocks(2)], [0, 8 << 20 >> 9, 0], "of 512 bytes");
+    }
 
     #[test]
     fn a_client_sees_each_word_and_can_change_neither_word_nor_size() {

@@ -198,7 +198,7 @@ const FIGURES: &[Figure] = &[
     ),
 ];
 
-/// The page, of a status as [`crate::core::hub::Hub::status`] gives it.
+/// The page, of a status as the status request gives it.
 pub fn page(status: Value) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("umbp");
     registry.register_collector(Box::new(Snapshot(status)));

@@ -15,11 +15,15 @@ use umbp_protocol::message::Found;
 
 use crate::status::ask::ask;
 
-/// Blocks of a chain; a lookup asks for one chain.
+/// Blocks of a chain; a short lookup asks for one chain.
 const CHAIN_BLOCKS: u64 = 64;
-/// Chains of a store job.
+/// Chains of a long lookup: some ten thousand keys.
+const LONG_CHAINS: u64 = 160;
+/// Short lookups for each long one.
+const SHORT_PER_LONG: u64 = 50;
+/// Chains of a store job while the daemon is filled.
 const CHAINS_PER_JOB: u64 = 32;
-/// One lookup of so many asks for a chain that was never stored.
+/// One chain of so many that are asked for was never stored.
 const ABSENT_EVERY: u64 = 10;
 /// A store or an attach that takes longer has failed.
 pub(super) const DEADLINE: Duration = Duration::from_secs(60);
@@ -35,7 +39,10 @@ pub(crate) struct Scale {
     /// Bytes of a block.
     #[arg(long, value_name = "SIZE", default_value = "4KiB", value_parser = crate::size::parse)]
     block_bytes: u64,
-    /// Lookups of 64 keys, idle and under eviction each.
+    /// Chains of 64 blocks in each store while lookups are measured under eviction.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=32))]
+    store_chains: u64,
+    /// Lookups of 64 keys, idle and under eviction each; and one of 10,240 keys for every 50 of them.
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     lookups: u64,
     /// Prints one JSON object, and nothing else, on standard output.
@@ -63,8 +70,8 @@ pub(crate) fn run(arguments: &Scale, socket: &Path) -> miette::Result<()> {
     // What a store under way evicts is not asked for, nor the quarter that leaves next.
     let window = (resident * 3 / 4).min(resident.saturating_sub(2 * CHAINS_PER_JOB)).max(1);
     let asked = Asked { stored: &stored, window, count: arguments.lookups };
-    let idle = lookups(&asker, &asked)?;
-    let (busy, evicted) = beside_evictions(&filler, &asker, &asked, socket)?;
+    let idle = both(&asker, &asked)?;
+    let (busy, evicted) = beside_evictions(&filler, &asker, &asked, arguments.store_chains, socket)?;
     let report = report(&empty, &full, fill, &idle, &busy, evicted);
     if arguments.json {
         println!("{report}");
@@ -174,11 +181,19 @@ struct Lookups {
     hits: f64,
 }
 
-fn lookups(client: &Client, asked: &Asked<'_>) -> miette::Result<Lookups> {
-    let (mut times, mut hits) = (Vec::with_capacity(asked.count as usize), 0);
-    for number in 0..asked.count {
-        let chain = asked.chain(number);
-        let keys: Vec<LocalKey> = (0..CHAIN_BLOCKS).map(|depth| key(chain, depth)).collect::<miette::Result<_>>()?;
+/// Short lookups, and then long ones.
+fn both(client: &Client, asked: &Asked<'_>) -> miette::Result<[Lookups; 2]> {
+    Ok([lookups(client, asked, 1)?, lookups(client, asked, LONG_CHAINS)?])
+}
+
+fn lookups(client: &Client, asked: &Asked<'_>, chains: u64) -> miette::Result<Lookups> {
+    let count = if chains == 1 { asked.count } else { (asked.count / SHORT_PER_LONG).max(2) };
+    let (mut times, mut hits) = (Vec::with_capacity(count as usize), 0);
+    for number in 0..count {
+        let chains = (number * chains..(number + 1) * chains).map(|number| asked.chain(number));
+        let keys: Vec<LocalKey> = chains
+            .flat_map(|chain| (0..CHAIN_BLOCKS).map(move |depth| key(chain, depth)))
+            .collect::<miette::Result<_>>()?;
         let began = Instant::now();
         let found = client.lookup(&keys, 0);
         times.push(began.elapsed());
@@ -188,7 +203,7 @@ fn lookups(client: &Client, asked: &Asked<'_>) -> miette::Result<Lookups> {
         hits += found.iter().filter(|found| matches!(found, Found::Hit { .. })).count();
     }
     times.sort_unstable();
-    Ok(Lookups { hits: hits as f64 / (CHAIN_BLOCKS * asked.count) as f64, times })
+    Ok(Lookups { hits: hits as f64 / (CHAIN_BLOCKS * chains * count) as f64, times })
 }
 
 /// The same lookups while every store evicts; also how many blocks were evicted meanwhile.
@@ -196,16 +211,17 @@ fn beside_evictions(
     filler: &Filler,
     asker: &Client,
     asked: &Asked<'_>,
+    store_chains: u64,
     socket: &Path,
-) -> miette::Result<(Lookups, u64)> {
+) -> miette::Result<([Lookups; 2], u64)> {
     let chains = asked.stored.load(Ordering::Relaxed);
-    let store = || -> miette::Result<u64> {
-        let next = filler.store(asked.stored.load(Ordering::Relaxed), CHAINS_PER_JOB)?;
+    let store = |chains| -> miette::Result<u64> {
+        let next = filler.store(asked.stored.load(Ordering::Relaxed), chains)?;
         asked.stored.store(next, Ordering::Relaxed);
         Ok(next)
     };
     while evictions(socket)? == 0 {
-        if store()? > (1 + PRESSURE_MAX) * chains {
+        if store(CHAINS_PER_JOB)? > (1 + PRESSURE_MAX) * chains {
             return Err(miette!("nothing is evicted: give the first tier less capacity, or --blocks more blocks"));
         }
     }
@@ -214,11 +230,11 @@ fn beside_evictions(
     std::thread::scope(|scope| {
         let storing = scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                store()?;
+                store(store_chains)?;
             }
             Ok::<(), miette::Report>(())
         });
-        let times = lookups(asker, asked);
+        let times = both(asker, asked);
         stop.store(true, Ordering::Relaxed);
         storing.join().map_err(|_| miette!("the storing thread has panicked"))??;
         Ok((times?, evictions(socket)? - before))
@@ -229,15 +245,12 @@ fn evictions(socket: &Path) -> miette::Result<u64> {
     Ok(ask(socket)?["tiers"][0]["evicted"].as_u64().unwrap_or(0))
 }
 
-fn report(empty: &Value, full: &Value, fill: Duration, idle: &Lookups, busy: &Lookups, evicted: u64) -> Value {
+fn report(empty: &Value, full: &Value, fill: Duration, idle: &[Lookups], busy: &[Lookups], evicted: u64) -> Value {
     let number =
         |status: &Value, path: &[&str]| path.iter().fold(status, |value, name| &value[*name]).as_u64().unwrap_or(0);
     let grown = |path: &[&str]| number(full, path).saturating_sub(number(empty, path));
     let blocks = grown(&["resident_blocks"]).max(1);
-    let micros = |times: &[Duration], share: f64| {
-        let at = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
-        times.get(at).map_or(0.0, |time| time.as_secs_f64() * 1e6)
-    };
+    let kinds = idle.iter().zip(busy).zip([CHAIN_BLOCKS, CHAIN_BLOCKS * LONG_CHAINS]);
     json!({
         "blocks": blocks,
         "tier_blocks": full["tiers"].as_array().into_iter().flatten().map(|tier| tier["resident_blocks"].clone())
@@ -245,7 +258,18 @@ fn report(empty: &Value, full: &Value, fill: Duration, idle: &Lookups, busy: &Lo
         "fill_seconds": fill.as_secs_f64(),
         "index_bytes_per_block": grown(&["index_bytes"]) as f64 / blocks as f64,
         "process_bytes_per_block": grown(&["process", "anonymous_bytes"]) as f64 / blocks as f64,
-        "lookup_keys": CHAIN_BLOCKS,
+        "lookups": kinds.map(|((idle, busy), keys)| compared(keys, idle, busy)).collect::<Vec<_>>(),
+        "evicted_blocks": evicted,
+    })
+}
+
+fn compared(keys: u64, idle: &Lookups, busy: &Lookups) -> Value {
+    let micros = |times: &[Duration], share: f64| {
+        let at = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
+        times.get(at).map_or(0.0, |time| time.as_secs_f64() * 1e6)
+    };
+    json!({
+        "keys": keys,
         "idle_p50_us": micros(&idle.times, 0.5),
         "idle_p99_us": micros(&idle.times, 0.99),
         "idle_hits": idle.hits,
@@ -253,31 +277,36 @@ fn report(empty: &Value, full: &Value, fill: Duration, idle: &Lookups, busy: &Lo
         "evicting_p99_us": micros(&busy.times, 0.99),
         "evicting_hits": busy.hits,
         "evicting_over_idle_p99": micros(&busy.times, 0.99) / micros(&idle.times, 0.99).max(f64::MIN_POSITIVE),
-        "evicted_blocks": evicted,
     })
 }
 
 fn text(report: &Value) -> String {
-    let real = |name: &str| report[name].as_f64().unwrap_or(0.0);
-    format!(
+    let real = |value: &Value, name: &str| value[name].as_f64().unwrap_or(0.0);
+    let mut text = format!(
         "{} blocks, filled in {:.1} s; by tier {}\n\
          memory per block  index {:.0} bytes, the whole daemon without its pool {:.0} bytes\n\
-         lookup of {} keys   p50 us   p99 us   hits\n\
-         idle            {:>8.0} {:>8.0}   {:.3}\n\
-         evicting        {:>8.0} {:>8.0}   {:.3}   p99 {:.1} x idle, {} blocks evicted meanwhile\n",
+         {} blocks evicted beside the second lookups of each kind\n",
         report["blocks"],
-        real("fill_seconds"),
+        real(report, "fill_seconds"),
         report["tier_blocks"],
-        real("index_bytes_per_block"),
-        real("process_bytes_per_block"),
-        report["lookup_keys"],
-        real("idle_p50_us"),
-        real("idle_p99_us"),
-        real("idle_hits"),
-        real("evicting_p50_us"),
-        real("evicting_p99_us"),
-        real("evicting_hits"),
-        real("evicting_over_idle_p99"),
+        real(report, "index_bytes_per_block"),
+        real(report, "process_bytes_per_block"),
         report["evicted_blocks"],
-    )
+    );
+    for kind in report["lookups"].as_array().into_iter().flatten() {
+        text += &format!(
+            "lookup of {} keys   p50 us   p99 us   hits\n\
+             idle            {:>8.0} {:>8.0}   {:.3}\n\
+             evicting        {:>8.0} {:>8.0}   {:.3}   p99 {:.1} x idle\n",
+            kind["keys"],
+            real(kind, "idle_p50_us"),
+            real(kind, "idle_p99_us"),
+            real(kind, "idle_hits"),
+            real(kind, "evicting_p50_us"),
+            real(kind, "evicting_p99_us"),
+            real(kind, "evicting_hits"),
+            real(kind, "evicting_over_idle_p99"),
+        );
+    }
+    text
 }

@@ -97,10 +97,19 @@ fn fail(hub: &Hub, tier: TierIndex, why: String) {
 
 fn set_recovery(hub: &Hub, tier: TierIndex, recovery: Recovery) {
     if let Some(seat) = hub.tiers.borrow_mut().get_mut(usize::from(tier.0)) {
-        if matches!(recovery, Recovery::Done(_) | Recovery::Failed(_)) {
-            seat.recovery_time.1 = seat.recovery_time.0.map(|began| began.elapsed());
-        }
         seat.recovery = recovery;
+    }
+}
+
+/// Notes what recoveries took that are over, once each block that they found has its place among what may leave. One
+/// that failed took no time that says anything.
+pub(super) fn note_recovered(hub: &Hub) {
+    for (at, seat) in hub.tiers.borrow_mut().iter_mut().enumerate() {
+        if let (Recovery::Done(_), (Some(began), None)) = (&seat.recovery, seat.recovery_time)
+            && hub.ask(|engine| engine.has_placed(TierIndex(at as u8)))
+        {
+            seat.recovery_time.1 = Some(began.elapsed());
+        }
     }
 }
 

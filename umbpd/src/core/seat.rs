@@ -54,7 +54,7 @@ pub struct TierSeat {
     pub persistent: bool,
     /// How far that is.
     pub recovery: Recovery,
-    /// When it began, and how long it took.
+    /// When it began, and how long it took until each block had its place; none while it runs or if it failed.
     pub recovery_time: (Option<Instant>, Option<Duration>),
     /// Recovered namespaces that are not served: their tenant is no longer configured, or there are too many.
     pub namespaces_left_out: u64,

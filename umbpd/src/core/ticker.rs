@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::hub::Hub;
+use super::reports::note_recovered;
 use crate::process::now;
 
 /// After the engine was called it gets a tick within this time: what the call made due, and what is left to reclaim.
@@ -20,6 +21,7 @@ pub type Pulse = Arc<AtomicU64>;
 pub async fn run(hub: Rc<Hub>, pulse: Pulse) {
     loop {
         let next = hub.quietly(|engine, now| engine.tick(now));
+        note_recovered(&hub);
         let at = now();
         pulse.store(at.0, Ordering::Relaxed);
         let left = next.map_or(u64::MAX, |next| next.0.saturating_sub(at.0));

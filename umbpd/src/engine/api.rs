@@ -172,7 +172,8 @@ pub trait Generations {
     /// The slot's word in a tenant's table: 0 at first.
     fn get(&self, tenant: TenantIndex, slot: u32) -> u64;
 
-    /// Raises the slot's word in a tenant's table above that of every tenant: a slot may have been another's before.
+    /// Raises the slot's word in a tenant's table above what the slot's word ever was in any tenant's: it may have been
+    /// another's before.
     fn advance(&mut self, tenant: TenantIndex, slot: u32);
 }
 

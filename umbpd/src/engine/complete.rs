@@ -29,7 +29,8 @@ struct PutDone {
 
 impl Engine {
     /// An operation has ended. One that no operation in flight stands for makes the tier Failed (its word cannot be
-    /// trusted any more); a Failed tier's completions are ignored, and its buffers stay quarantined.
+    /// trusted any more), and so does one that ended by a panic: nobody knows what still writes to its buffer. A
+    /// Failed tier's completions are ignored, and its buffers stay quarantined.
     pub fn completed(&mut self, tier: TierIndex, completion: &Completion, now: Time) {
         self.begin();
         let tier = usize::from(tier.0);
@@ -42,6 +43,13 @@ impl Engine {
             self.set_state(tier, TierState::Failed);
             return self.settle(now);
         };
+        if completion.status == Status::PANICKED {
+            // Its pins and its place among what is in flight stay.
+            self.operations.insert(completion.id, operation);
+            self.tiers[tier].counters.error(completion.status);
+            self.set_state(tier, TierState::Failed);
+            return self.settle(now);
+        }
         self.timers.remove(&(operation.deadline, Timer::Operation(completion.id)));
         let below = &mut self.tiers[tier];
         below.in_flight -= 1;

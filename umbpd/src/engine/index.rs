@@ -38,7 +38,7 @@ fn bounds() -> [u16; SHARDS - 1] {
 }
 
 /// One known key.
-#[repr(packed(4))]
+#[repr(Rust, packed(4))]
 pub(super) struct Entry {
     pub(super) key: WireKey,
     /// Checksum of the block; meaningful once a copy is resident.

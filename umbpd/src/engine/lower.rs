@@ -1,29 +1,22 @@
-//! Lower tiers: the background queue and what is handed to a tier's runner.
+//! Lower tiers: what is handed to a tier's runner.
 //!
 //! A tier has a fixed number of operations in flight. Loads go first, then deletes (they make room), then stores,
 //! which never take more than half of the slots, so that no load waits behind a burst of stores.
 
-use std::collections::VecDeque;
-
 use umbp_plugin_api::types::code;
 use umbp_plugin_api::{Operation, types::KEY_BYTES};
 
-use super::api::{Action, Admission, TIERS_MAX, Time, WritePolicy};
+use super::api::{Action, TIERS_MAX, Time};
 use super::evict::RoomBelow;
 use super::pool::Place;
 use super::slab::NONE;
 use super::state::{DEPTH_MAX, DRAM, Engine, Timer};
-use super::tier::{BlockCopy, CopyState, LEAVING, QUEUED, QueuedPut, Stray};
+use super::tier::{BlockCopy, CopyState, QUEUED, Stray};
 
 /// Stale or useless entries of the background queue that one search for the next put passes at most.
-const PUT_SCAN_MAX: usize = 512;
-/// Ancestors that one put queues before itself at most. One that lacks more is dropped, and counted, but those nearest
-/// to the root go down: the puts of blocks that follow it bring the rest.
-const ANCESTORS_PER_PUT_MAX: usize = 512;
+pub(super) const PUT_SCAN_MAX: usize = 512;
 /// Copies that are looked at for one that a probe can ask about.
 const PROBE_SCAN_MAX: u32 = 64;
-/// Stale entries that the background queue may hold beside as many live ones before it is swept.
-const STALE_PUTS_MAX: u64 = 1024;
 
 /// What an operation in flight is for; slots of the copies that it pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,136 +50,10 @@ pub(super) struct InFlight {
     pub(super) deleted_before: u64,
 }
 
-/// How a block stands toward a lower tier.
-enum WayDown {
-    /// There, or on its way.
-    There,
-    /// In this slot of the first tier alone.
-    Queue(u32),
-    /// In neither.
-    Gone,
-}
-
 impl Engine {
     /// Most puts in flight.
     pub(super) fn put_slots(&self, tier: usize) -> u32 {
         (self.tiers[tier].settings.slots / 2).max(1)
-    }
-
-    /// Queues the background copy of a resident block into a tier, once, behind those of its ancestors that the tier
-    /// lacks: without them it would be of no use there. False if it needs none or can have none now; the latter is
-    /// counted.
-    pub(super) fn queue_put(&mut self, tier: usize, dram: u32) -> bool {
-        let mut missing = VecDeque::new();
-        let mut is_cut = false;
-        let mut at = self.tiers[DRAM].copies[dram].entry;
-        while let Some(parent) = self.index.above(at) {
-            self.work += 1;
-            match self.way_down(tier, parent) {
-                WayDown::There => {
-                    let copy = self.index.copy(parent, DRAM);
-                    if copy != NONE && self.tiers[DRAM].copies[copy].state == CopyState::Writing {
-                        // So that it is admitted then, whatever its own place.
-                        self.want_above(tier, at);
-                    }
-                    break;
-                }
-                WayDown::Queue(above) => {
-                    if missing.len() == ANCESTORS_PER_PUT_MAX {
-                        missing.pop_front();
-                        is_cut = true;
-                    }
-                    missing.push_back(above);
-                }
-                WayDown::Gone => {
-                    self.tiers[tier].counters.dropped += 1;
-                    return false;
-                }
-            }
-            at = parent;
-        }
-        if self.settings.admission != Admission::All && self.settings.write == WritePolicy::OnEvict {
-            self.want_above(tier, self.tiers[DRAM].copies[dram].entry);
-        }
-        let queued = missing.into_iter().rev().all(|above| self.queue_one(tier, above));
-        self.tiers[tier].counters.dropped += u64::from(queued && is_cut);
-        queued && !is_cut && self.queue_one(tier, dram)
-    }
-
-    /// Whether a tier has a block, or will have it before whatever is queued now.
-    fn way_down(&self, tier: usize, entry: u32) -> WayDown {
-        let state = |tier: usize, slot: u32| (slot != NONE).then(|| self.tiers[tier].copies[slot].state);
-        let [above, below] = [DRAM, tier].map(|tier| self.index.copy(entry, tier));
-        match (state(tier, below), state(DRAM, above)) {
-            (Some(CopyState::Resident | CopyState::Putting), _) => WayDown::There,
-            // Its own commit queues it.
-            (_, Some(CopyState::Writing)) => WayDown::There,
-            (_, Some(CopyState::Resident)) if self.tiers[DRAM].copies[above].is(QUEUED << tier) => WayDown::There,
-            // It goes down when it leaves the first tier.
-            (_, Some(CopyState::Resident)) if self.settings.write == WritePolicy::OnEvict => WayDown::There,
-            (_, Some(CopyState::Resident)) => WayDown::Queue(above),
-            _ => WayDown::Gone,
-        }
-    }
-
-    fn queue_one(&mut self, tier: usize, dram: u32) -> bool {
-        let copy = &self.tiers[DRAM].copies[dram];
-        if copy.is(QUEUED << tier) {
-            return true;
-        }
-        let (entry, bytes) = (copy.entry, u64::from(copy.bytes));
-        let length = u64::from(self.index[entry].length);
-        let lower = self.index.copy(entry, tier);
-        let mut possible = self.tiers[tier].running()
-            && length <= self.tiers[tier].settings.largest_payload
-            && self.tiers[tier].queued_bytes + bytes <= self.settings.background_bytes;
-        if lower != NONE {
-            match self.tiers[tier].copies[lower].state {
-                CopyState::Resident | CopyState::Putting => return false,
-                CopyState::Doubted if self.tiers[tier].copies[lower].pins == 0 => self.delete_lower(tier, lower),
-                CopyState::Deleting => {}
-                _ => possible = false,
-            }
-        }
-        if !possible {
-            self.tiers[tier].counters.dropped += 1;
-            return false;
-        }
-        let generation = self.generation(dram);
-        self.tiers[DRAM].copies[dram].flags |= QUEUED << tier;
-        let below = &mut self.tiers[tier];
-        below.queued_blocks += 1;
-        below.queued_bytes += bytes;
-        below.puts.push_back(QueuedPut { dram, generation });
-        if below.puts.len() as u64 > 2 * below.queued_blocks + STALE_PUTS_MAX {
-            let mut puts = std::mem::take(&mut self.tiers[tier].puts);
-            puts.retain(|put| self.put_is_live(tier, *put));
-            self.tiers[tier].puts = puts;
-        }
-        true
-    }
-
-    fn put_is_live(&self, tier: usize, put: QueuedPut) -> bool {
-        self.generation(put.dram) == put.generation && self.tiers[DRAM].copies[put.dram].is(QUEUED << tier)
-    }
-
-    /// A queued put is taken out of the queue, to be submitted or given up.
-    fn dequeued(&mut self, tier: usize, dram: u32) {
-        let copy = &mut self.tiers[DRAM].copies[dram];
-        copy.flags &= !(QUEUED << tier);
-        let bytes = u64::from(copy.bytes);
-        self.tiers[tier].queued_blocks -= 1;
-        self.tiers[tier].queued_bytes -= bytes;
-    }
-
-    /// A queued put is given up; a copy that waited for it in order to leave, leaves.
-    fn give_up_put(&mut self, tier: usize, dram: u32, counted: bool) {
-        self.dequeued(tier, dram);
-        self.tiers[tier].counters.dropped += u64::from(counted);
-        let copy = &self.tiers[DRAM].copies[dram];
-        if copy.is(LEAVING) && copy.pins == 0 {
-            self.drop_dram(dram, umbp_protocol::message::RemovedReason::Evicted);
-        }
     }
 
     /// Hands operations to idle slots of every lower tier.
@@ -222,22 +89,6 @@ impl Engine {
             let waiting = !tier.puts.is_empty() || !tier.retries.is_empty();
             waiting && (!tier.running() || (tier.in_flight == 0 && tier.settings.slots > 0))
         })
-    }
-
-    /// A tier that does not run takes no stores: a slice of its queue is dropped, counted.
-    fn drain_queue(&mut self, tier: usize) {
-        for _ in 0..PUT_SCAN_MAX {
-            if let Some((dram, _)) = self.tiers[tier].retries.pop_front() {
-                self.tiers[tier].counters.dropped += 1;
-                self.unpin(DRAM, dram);
-            } else if let Some(put) = self.tiers[tier].next_put() {
-                if self.put_is_live(tier, put) {
-                    self.give_up_put(tier, put.dram, true);
-                }
-            } else {
-                return;
-            }
-        }
     }
 
     fn submit_get(&mut self, tier: usize, entry: u32, now: Time) {

@@ -118,6 +118,11 @@ impl Engine {
         self.hang(entry, fits.then_some(key), depth);
     }
 
+    /// Whether each copy of a tier that recovery brought has its place.
+    pub fn has_placed(&self, tier: TierIndex) -> bool {
+        self.tiers.get(usize::from(tier.0)).is_some_and(|tier| tier.recovery_over && tier.unplaced.is_empty())
+    }
+
     /// Places a slice of recovered copies. True if more is left.
     pub(super) fn place_slice(&mut self) -> bool {
         let mut left = false;

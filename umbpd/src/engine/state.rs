@@ -103,6 +103,8 @@ pub struct Engine {
     pub(super) counters: Counters,
     /// Entries touched by the call under way.
     pub(super) work: u64,
+    /// Ancestors that were looked at in this call for those that a lower tier lacks.
+    pub(super) climbed: u64,
     /// Evictions in the call under way.
     pub(super) evictions: usize,
     /// Searches for a victim that went on, in the call under way.
@@ -149,6 +151,7 @@ impl Engine {
             draining: false,
             counters: Counters::default(),
             work: 0,
+            climbed: 0,
             evictions: 0,
             searches: 0,
             scratch: Vec::new(),
@@ -208,6 +211,7 @@ impl Engine {
     /// Starts a call: work is counted anew.
     pub(super) fn begin(&mut self) {
         self.work = 0;
+        self.climbed = 0;
         self.evictions = 0;
         self.searches = 0;
     }

@@ -6,25 +6,11 @@ use std::collections::BTreeMap;
 use umbp_client::Outcome;
 use umbp_protocol::message::Found;
 
-use crate::common::daemon::{Daemon, Place};
-use crate::common::fixture;
-use crate::rig::{BLOCK_BYTES, Engine, figures, is_loaded, is_settled, is_stored, key, summary, with_nvme};
+use crate::common::daemon::Daemon;
+use crate::rig::{BLOCK_BYTES, Engine, figures, is_loaded, is_settled, is_stored, key, summary, with_fault, with_nvme};
 
 const DRAM_BYTES: u64 = 16 << 20;
 const ROUNDS: u64 = 60;
-
-/// A second tier with this fault, over which at most 4 MiB wait for their copy.
-fn with_fault(behaviour: &str) -> Place {
-    let tier = format!(
-        "[[tier]]\nname = \"low\"\nbackend = \"{}\"\ncapacity = \"1GiB\"\ndeadline = \"120s\"\nrequired = true\n\
-         [tier.options]\nbehaviour = \"{behaviour}\"\n",
-        fixture().display()
-    );
-    let place = Place::new("16MiB", &tier);
-    let toml = std::fs::read_to_string(place.config()).expect("config");
-    place.write(&format!("{toml}\n[limits]\nbackground = \"4MiB\"\n"));
-    place
-}
 
 /// Stores more than the second tier takes: what waits for it is bounded, the rest is given up and counted, stores and
 /// loads of the first tier go on, and memory does not grow.

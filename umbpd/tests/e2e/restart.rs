@@ -3,7 +3,9 @@
 use umbp_client::Outcome;
 use umbp_protocol::message::Found;
 
-use crate::rig::{BLOCK_BYTES, Engine, copied, disk_use, is_loaded, is_stored, key, recovered, summary, with_nvme};
+use crate::rig::{
+    BLOCK_BYTES, Engine, copied, disk_use, is_loaded, is_stored, key, recovered, summary, with_fault, with_nvme,
+};
 
 /// Blocks of the earlier life: many pages of recovery.
 const BLOCKS: u64 = 4096;
@@ -34,12 +36,37 @@ fn e3_e6_k4_a_clean_restart_keeps_the_blocks_and_serves_while_it_recovers() {
     let status = daemon.status();
     eprintln!("after the first store and load: {}", status["tiers"][1]["recovery"]);
     daemon.until("recovery", recovered);
+    daemon.until("each has its place", |status| status["tiers"][1]["recovery_ms"].is_u64());
     let keys: Vec<_> = numbers.iter().map(|number| key(*number)).collect();
     let hits = engine.client.lookup(&keys, 0).iter().filter(|found| matches!(found, Found::Hit { .. })).count() as u64;
     assert!(hits * 100 >= BLOCKS * 99, "{hits} of {BLOCKS}");
     let outcomes = engine.load(&numbers);
     let right = |outcome: &&Outcome| matches!(outcome, Outcome::Loaded { tier: 1, .. });
     assert_eq!(outcomes.iter().filter(right).count() as u64, BLOCKS, "{:?}", summary(&outcomes));
+}
+
+/// E3: what is stored into a tier that still recovers is there, for as long as it may take.
+#[test]
+fn e3_a_tier_serves_while_it_recovers() {
+    let place = with_fault("recovers-forever");
+    let daemon = place.serve();
+    let mut engine = Engine::new(&daemon.socket);
+    let numbers: Vec<u64> = (0..512).collect();
+    for part in numbers.chunks(32) {
+        engine.store_all(part);
+        daemon.until("copies below", |status| copied(status, part[31] + 1));
+    }
+    let keys: Vec<_> = numbers.iter().map(|number| key(*number)).collect();
+    let found = engine.client.lookup(&keys, 0);
+    let below = (0..).zip(&found).filter(|(_, found)| matches!(found, Found::Hit { tier: 1, .. }));
+    let below: Vec<u64> = below.map(|(number, _)| number).take(32).collect();
+    assert_eq!(below.len(), 32, "the first tier has room for half of them");
+    let from_below = |outcome: &Outcome| matches!(outcome, Outcome::Loaded { tier: 1, .. });
+    let outcomes = engine.load(&below);
+    assert!(outcomes.iter().all(from_below), "{:?}", summary(&outcomes));
+    let status = daemon.status();
+    let told = status["tiers"][1]["recovery"].as_str().expect("words");
+    assert!(told.starts_with("running") && status["tiers"][1]["recovery_ms"].is_null(), "{status:#}");
 }
 
 /// E6: less than a segment's worth, and at once the end.

@@ -13,7 +13,7 @@ use umbp_plugin_api::built::built;
 
 use crate::common::client::{Client as Bare, descriptor};
 use crate::common::daemon::Place;
-use crate::common::{DEADLINE, workspace};
+use crate::common::{DEADLINE, fixture, workspace};
 
 /// Bytes of a block where a test does not say otherwise.
 pub(crate) const BLOCK_BYTES: u64 = 64 << 10;
@@ -235,4 +235,17 @@ pub(crate) fn threads(pid: u32) -> usize {
 
 pub(crate) fn pid(child: &std::process::Child) -> Pid {
     Pid::from_child(child)
+}
+
+/// A second tier with this fault, over which at most 4 MiB wait for their copy.
+pub(crate) fn with_fault(behaviour: &str) -> Place {
+    let tier = format!(
+        "[[tier]]\nname = \"low\"\nbackend = \"{}\"\ncapacity = \"1GiB\"\ndeadline = \"120s\"\nrequired = true\n\
+         [tier.options]\nbehaviour = \"{behaviour}\"\n",
+        fixture().display()
+    );
+    let place = Place::new("16MiB", &tier);
+    let toml = std::fs::read_to_string(place.config()).expect("config");
+    place.write(&format!("{toml}\n[limits]\nbackground = \"4MiB\"\n"));
+    place
 }

@@ -56,6 +56,37 @@ fn a_failed_load_is_a_miss_of_that_block_alone_and_of_that_load_alone() {
     }
 }
 
+/// P9: nobody knows what a driver that panicked still writes to. Its buffers are nobody's any more, whichever of its
+/// completions and its failure is taken in first.
+#[test]
+fn the_buffer_of_an_operation_that_ended_by_a_panic_is_never_used_again() {
+    for purpose in [code::GET, code::PUT] {
+        let (mut rig, session) = below();
+        if purpose == code::GET {
+            assert_eq!(rig.acquire(session, &[1]).1, [Acquired::Pending]);
+        } else {
+            rig.store(session, &[50]);
+        }
+        let taken = rig.finish(purpose, Status::PANICKED);
+        assert_eq!(rig.status("/tiers/1/errors/panicked"), 1);
+        assert_eq!(rig.lookup(session, 0, &[2]), [DOWN]);
+        if purpose == code::GET {
+            assert_eq!(rig.promoted()[0].2, Acquired::Miss(MissReason::TierDown));
+        }
+        for n in 200..216 {
+            let items = rig.chain(None, 0, &[n]);
+            let (lease, answers) = rig.reserve(session, &items);
+            if let Reserved::Extent(extent) = &answers[0] {
+                assert_ne!(extent.offset, taken.offset, "block {n}");
+                rig.engine.commit(session, lease, &[(0, 1)], rig.time());
+            }
+        }
+        assert_eq!(rig.status("/tiers/0/quarantined_bytes"), BLOCK);
+        rig.complete(NVME, Completion { id: taken.id, status: Status::OK, ..Completion::default() });
+        assert_eq!(rig.status("/tiers/0/quarantined_bytes"), BLOCK, "a failed tier's word counts for nothing");
+    }
+}
+
 /// K3: a full tier makes room by what it has had the longest.
 #[test]
 fn no_space_evicts_that_tiers_coldest_more_at_each_try_and_is_no_error() {
