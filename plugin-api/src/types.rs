@@ -216,8 +216,10 @@ pub struct Completion {
     pub offset: u64,
     /// An errno that explains the status, or 0.
     pub errno: i32,
-    /// Reserved, zero.
-    pub reserved: u32,
+    /// `exists` of a shared backend: distance from the chain's root, as another host's put told it; otherwise 0.
+    pub depth: u32,
+    /// `exists` of a shared backend: CRC-64/NVME of the block, as another host's put told it; otherwise 0.
+    pub checksum: u64,
     /// A field of the next minor version, for the tests of growth.
     #[cfg(feature = "__grown")]
     pub grown: u64,

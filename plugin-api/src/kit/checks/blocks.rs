@@ -167,6 +167,15 @@ pub(in super::super) fn exists_tells_location_and_length(lab: &Lab) -> Result<Ve
                 found.location, found.length, one.location, one.block.length
             ));
         }
+        if lab.facts.shared && (found.checksum, found.depth) != (one.checksum, one.block.depth()) {
+            return Err(format!(
+                "exists told checksum {:#x} and depth {}, the put {:#x} and {}, which a shared backend keeps",
+                found.checksum,
+                found.depth,
+                one.checksum,
+                one.block.depth()
+            ));
+        }
     }
     life.end()?;
     Ok(Verdict::Held)
