@@ -11,5 +11,6 @@ mod limits;
 mod policies;
 mod pressure;
 mod rig;
+mod strays;
 mod tenants;
 mod tiers;
