@@ -8,6 +8,7 @@ mod faults;
 mod leases;
 mod lies;
 mod limits;
+mod orphans;
 mod policies;
 mod pressure;
 mod rig;
