@@ -1,5 +1,5 @@
-//! The page for operators: `/healthz`, `/status` and `/metrics`, on a thread and a runtime of its own, so that it answers whatever
-//! the engine's thread and the plugins do.
+//! The page for operators: `/healthz`, `/status` and `/metrics`, on a thread and a runtime of its own, so that it
+//! answers whatever the engine's thread and the plugins do.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};

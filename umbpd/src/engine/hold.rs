@@ -55,8 +55,8 @@ impl Engine {
         true
     }
 
-    /// Ends every hold on an entry's copy in a tier: that copy is nothing that a load could find, and the entry's number
-    /// may be given to another key. The copy is pinned otherwise too.
+    /// Ends every hold on an entry's copy in a tier: that copy is nothing that a load could find, and the entry's
+    /// number may be given to another key. The copy is pinned otherwise too.
     pub(super) fn drop_holds_on(&mut self, entry: u32, tier: usize) {
         let held = self.holds.range((entry, 0)..=(entry, u64::MAX));
         let sessions: Vec<u64> =

@@ -24,7 +24,7 @@ const ALIVE: u8 = 128;
 /// Lower tiers shall take the block, whatever its own place in its chain.
 pub(super) const WANTED: u8 = 8;
 /// Its parent is resident, and no prompt reaches that either.
-const CUT: u8 = 16;
+pub(super) const CUT: u8 = 16;
 /// A writer has it leased in the first tier.
 const WRITING: u8 = 32;
 /// Resident, and its parent, or one before that, is still being written: whether it is an orphan is not known yet.
@@ -224,7 +224,7 @@ impl Index {
             self.entries[parent].resident_children += 1;
             self.parted += u64::from(!self.stands(parent));
         }
-        self.settle_cut(slot);
+        self.settle_unnoted(slot);
     }
 
     /// The entry is there, or about to be.
@@ -278,8 +278,7 @@ impl Index {
         self.pending
     }
 
-    /// Resident entries that no prompt can reach, since one before them is resident nowhere: as far as that has been
-    /// told on to them (see `orphans`).
+    /// Resident entries that no prompt can reach, as far as that has been told on to them (see `orphans`).
     pub(super) fn orphans(&self) -> u64 {
         self.parted + self.cut
     }
@@ -290,23 +289,36 @@ impl Index {
         entry.parent != NONE && (!self.stands(entry.parent) || entry.flags & CUT != 0)
     }
 
-    /// Takes over from the parent whether prompts reach it, or whether that is not known yet.
+    /// Takes over from the parent whether prompts reach it, or whether that is not known yet: then the caller has it
+    /// noted, so that somebody asks again.
     pub(super) fn settle_cut(&mut self, slot: u32) {
         let entry = &self.entries[slot];
-        let parent = entry.parent;
-        let is_cut =
-            entry.resident() > 0 && parent != NONE && self.entries[parent].resident() > 0 && self.is_orphan(parent);
-        let is_pending =
-            entry.resident() > 0 && parent != NONE && (self.entries[parent].flags & (WRITING | PENDING) != 0);
+        let parent = (entry.resident() > 0 && entry.parent != NONE).then_some(entry.parent);
+        let is_cut = parent.is_some_and(|parent| self.entries[parent].resident() > 0 && self.is_orphan(parent));
+        let is_pending = parent.is_some_and(|parent| self.entries[parent].flags & (WRITING | PENDING) != 0);
         let entry = &mut self.entries[slot];
         if (entry.flags & CUT != 0) != is_cut {
             entry.flags ^= CUT;
             self.cut = if is_cut { self.cut + 1 } else { self.cut - 1 };
         }
-        if (entry.flags & PENDING != 0) != is_pending {
-            entry.flags ^= PENDING;
-            self.pending = if is_pending { self.pending + 1 } else { self.pending - 1 };
+        self.forget_pending(slot);
+        self.pending += u64::from(is_pending);
+        self.entries[slot].flags |= if is_pending { PENDING } else { 0 };
+    }
+
+    /// The same for one that may be noted nowhere: what is not known of it yet is not asked later.
+    pub(super) fn settle_unnoted(&mut self, slot: u32) {
+        let was_pending = self.is_pending(slot);
+        self.settle_cut(slot);
+        if !was_pending {
+            self.forget_pending(slot);
         }
+    }
+
+    /// Nobody will ask again whether the entry is an orphan.
+    pub(super) fn forget_pending(&mut self, slot: u32) {
+        self.pending -= u64::from(self.is_pending(slot));
+        self.entries[slot].flags &= !PENDING;
     }
 
     /// A resident copy of the entry is so no more.

@@ -11,8 +11,9 @@
 //!
 //! Modules in reading order: [`api`] (what goes in and out); `state`, `moves` (the tables, and the moves that all
 //! else is made of); `index`, `tier`, `pool`, `slab` (entries, copies, extents, slots); `policy`, `order` (what leaves
-//! first, and how its policy is told), `prefix_lru`, `s3_fifo`, `chain_hazard`, `list`, `ghosts` (the policies); `namespace`, `session`, `lease`; `store`, `load`, `hold` (the calls of clients); `evict`, `admit`,
-//! `background`, `lower`, `complete`, `deletes`, `recover` (the traffic with tiers); `orphans`, `clear`, `tick`, `status`.
+//! first, and how its policy is told), `prefix_lru`, `s3_fifo`, `chain_hazard`, `list`, `ghosts` (the policies);
+//! `namespace`, `session`, `lease`; `store`, `load`, `hold` (the calls of clients); `evict`, `admit`, `background`,
+//! `lower`, `complete`, `deletes`, `recover` (the traffic with tiers); `orphans`, `clear`, `tick`, `status`.
 //!
 //! How the daemon calls it. A client's Reserve, with its keys cut into slices:
 //!

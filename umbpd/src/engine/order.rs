@@ -2,7 +2,7 @@
 
 use umbp_protocol::message::WireKey;
 
-use super::index::Index;
+use super::index::{CUT, Index};
 use super::policy::{Link, Nodes, Policy, Search, Use};
 use super::slab::{NONE, Slab, Words};
 use super::state::{DRAM, Engine};
@@ -262,7 +262,8 @@ impl Engine {
         }
     }
 
-    /// The copy of a tenant that leaves a tier first (the first one: orphans before all others), among those whose entry was last used before `first_stamp`.
+    /// The copy of a tenant that leaves a tier first, among those whose entry was last used before `first_stamp`. From
+    /// the first tier orphans leave before all others.
     pub(super) fn coldest(&mut self, tier: usize, tenant: usize, first_stamp: u64) -> Option<u32> {
         if let Some(orphan) = (tier == DRAM).then(|| self.orphan_to_evict(tenant, first_stamp)).flatten() {
             return Some(orphan);
@@ -290,6 +291,12 @@ impl Engine {
             }
         }
         path.sort_unstable_by(|a, b| b.cmp(a));
+        for entry in path.iter().rev().map(|packed| *packed as u32) {
+            if self.index[entry].flags & CUT != 0 {
+                // Its head may be there again.
+                self.index.settle_unnoted(entry);
+            }
+        }
         for tier in 0..self.tiers.len() {
             self.touch_tier(tier, kind, &path);
         }

@@ -1,6 +1,8 @@
 //! Orphans: blocks stored without what comes before them. No prompt reaches them, so they leave the first tier before
-//! all others, tails first; and when their head is stored after all, they are orphans no longer. One whose head is being
-//! written is noted too, and stays until that write has ended.
+//! all others, tails first; and when their head is stored after all, they are orphans no longer. One whose head is
+//! being written is noted too, and stays until that write has ended. Blocks of lower tiers alone are not noted: those
+//! of an earlier life are counted when they get their place, and are orphans no longer from the first use that follows
+//! their head's store.
 
 use std::collections::VecDeque;
 
@@ -58,9 +60,11 @@ impl Engine {
         self.settle_orphans(tenant);
     }
 
-    /// A copy of the first tier is parted from its entry. If it was being written, what hangs on it may be orphans now.
+    /// A copy of the first tier is parted from its entry, which may stay in a lower tier: it is noted no more. If it
+    /// was being written, what hangs on it may be orphans now.
     pub(super) fn unwritten(&mut self, slot: u32) {
         let copy = &self.tiers[DRAM].copies[slot];
+        self.index.forget_pending(copy.entry);
         if copy.state == CopyState::Writing {
             let (entry, adrift) = (copy.entry, &mut self.adrift[usize::from(copy.tenant)]);
             self.index.set_writing(entry, false);

@@ -158,6 +158,8 @@ impl Engine {
             let record = &mut below.copies[copy];
             record.flags &= !UNPLACED;
             let (entry, pins, state) = (record.entry, record.pins, record.state);
+            // All that it hangs on has been told by now.
+            self.index.settle_unnoted(entry);
             if self.index[entry].stamp != 0 {
                 // Used in this life, itself or through a descendant.
                 self.list(tier, copy);

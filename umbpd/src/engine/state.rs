@@ -74,8 +74,8 @@ type Removals = BTreeMap<(u16, u8, u8), Vec<WireKey>>;
 /// goes out.
 pub struct Engine {
     pub(super) settings: Settings,
-    pub(super) generations: Box<dyn Generations + Send>,
     /// Generation of each slot of the first tier: never decreases.
+    pub(super) generations: Box<dyn Generations + Send>,
     pub(super) index: Index,
     pub(super) tiers: Vec<Tier>,
     pub(super) pool: Pool,

@@ -19,7 +19,6 @@ mod request;
 mod runs;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
 
 use self::ghosts::{Ghost, Ghosts};
 use self::learn::{CLASSES, Learned};
@@ -60,14 +59,17 @@ pub(super) struct ChainHazard {
     blocks: u64,
     listed: u64,
     /// Listed, and in no run yet: they came in without a request. By the number that their mark holds, oldest first.
+    /// Who is in it no more has left it ([`ChainHazard::forget_stray`]): a copy's number is soon another copy's, and
+    /// that may be another tenant's.
     strays: BTreeMap<u32, u32>,
     next_stray: u32,
     /// Blocks of the call under way, the deepest first.
     path: Vec<u32>,
     /// Time of last use of the next that was used before all others; it falls.
     cold: u64,
-    /// The search for a victim that is under way: its bound of time, and the last run that each queue was looked at to.
-    search: (u64, [Option<(u64, u32)>; CLASSES]),
+    /// The search for a victim that is under way: its bound of time, and the place that each queue is looked at from.
+    /// No run before that place has a deep end that is older than the bound.
+    search: (u64, [(u64, u32); CLASSES]),
 }
 
 /// Time of the first use; before it lies what earlier lives left.
@@ -91,7 +93,7 @@ impl ChainHazard {
             next_stray: 0,
             path: Vec::new(),
             cold: TIME_ZERO,
-            search: (0, [None; CLASSES]),
+            search: (0, [(0, 0); CLASSES]),
         }
     }
 
@@ -121,7 +123,11 @@ impl ChainHazard {
             false => run.kind_of(state.uses),
         };
         (self.runs[number].class, self.runs[number].queued) = (class, true);
-        self.queues[usize::from(class)].insert((run.touched, number));
+        let place = (run.touched, number);
+        self.queues[usize::from(class)].insert(place);
+        // It may have come in behind a search that goes on.
+        let from = &mut self.search.1[usize::from(class)];
+        *from = place.min(*from);
         self.queued += 1;
         self.stale |= 1 << class;
     }
@@ -133,6 +139,14 @@ impl ChainHazard {
             self.queues[usize::from(run.class)].remove(&(run.touched, number));
             self.queued -= 1;
             self.stale |= 1 << run.class;
+        }
+    }
+
+    /// The copy has a run from now on, or may be evicted no more.
+    fn forget_stray(&mut self, nodes: &dyn Nodes, node: u32) {
+        let number = nodes.mark(node);
+        if self.strays.get(&number) == Some(&node) {
+            self.strays.remove(&number);
         }
     }
 
@@ -248,12 +262,8 @@ impl Policy for ChainHazard {
         self.listed -= 1;
         let state = State { listed: false, ..State::of(nodes, node) };
         state.save(nodes, node);
-        if state.run == NONE {
-            let number = nodes.mark(node);
-            if self.strays.get(&number) == Some(&node) {
-                self.strays.remove(&number);
-            }
-        } else if let Some(run) = self.run_ending_at(nodes, node) {
+        self.forget_stray(nodes, node);
+        if let Some(run) = self.run_ending_at(nodes, node) {
             self.unqueue(run);
         }
     }
@@ -304,28 +314,23 @@ impl Policy for ChainHazard {
         let mut classes: [usize; CLASSES] = std::array::from_fn(|class| class);
         classes.sort_by(|a, b| self.scores[*b].total_cmp(&self.scores[*a]));
         if self.search.0 != before {
-            self.search = (before, [None; CLASSES]);
+            self.search = (before, [(0, 0); CLASSES]);
         }
-        let mut left = false;
+        let mut left = !self.strays.is_empty();
         for class in classes {
-            let from = self.search.1[class].map_or(Bound::Unbounded, Bound::Excluded);
             let mut looked_at = 0;
-            for queued in self.queues[class].range((from, Bound::Unbounded)).take(SCAN_MAX) {
+            for (touched, number) in self.queues[class].range(self.search.1[class]..).take(SCAN_MAX) {
                 nodes.step();
-                let deep = self.runs[queued.1].deep;
+                let deep = self.runs[*number].deep;
                 if nodes.stamp(deep) < before {
                     return Search::Found(deep);
                 }
                 looked_at += 1;
-                self.search.1[class] = Some(*queued);
+                self.search.1[class] = (*touched, number + 1);
             }
             left |= looked_at == SCAN_MAX;
         }
-        if left {
-            return Search::More;
-        }
-        self.search = (0, [None; CLASSES]);
-        Search::None
+        if left { Search::More } else { Search::None }
     }
 
     fn has_victim(&self) -> bool {

@@ -119,6 +119,8 @@ impl ChainHazard {
             self.learned.used(run.class_of(node, state.uses), run.slot);
             self.leave(nodes, node);
             state = state.used_again();
+        } else {
+            self.forget_stray(nodes, node);
         }
         State { run: number, ..state }.save(nodes, node);
         self.runs[number].blocks += 1;
@@ -193,10 +195,8 @@ impl ChainHazard {
     pub(super) fn adopt_strays(&mut self, nodes: &mut dyn Nodes) {
         for _ in 0..super::STRAYS_MAX {
             let Some((_, node)) = self.strays.pop_first() else { return };
-            if State::of(nodes, node).run == NONE {
-                nodes.step();
-                self.adopt(nodes, node, false);
-            }
+            nodes.step();
+            self.adopt(nodes, node, false);
         }
     }
 
