@@ -16,6 +16,7 @@ use crate::namespaces::{Namespace, NamespaceMap};
 use crate::options::Options;
 use crate::port::{Disk, Medium};
 use crate::queue::locked;
+use crate::recovery::Unread;
 use crate::regions::{Address, Region, RegionMap};
 use crate::store::{CAPACITY_MIN_BYTES, Opening, Store};
 use crate::ticket::Slots;
@@ -121,7 +122,22 @@ impl Nvme {
         store.room_made();
         let recovery = locked(&store.recovery);
         let (damaged, cut) = (recovery.damaged, recovery.beyond_end);
+        if let Some(Unread { records, path, error }) = &recovery.unread {
+            self.host.count("recovery.unreadable_records", *records);
+            let text = format!(
+                "{}: cannot be read ({error}): {records} records, it and all before it, are given up, and with them \
+                 the blocks that no later record names; check the disk",
+                path.display()
+            );
+            self.host.log(Level::Error, &text);
+        }
+        let given_up = recovery.unread.is_some();
         drop(recovery);
+        if given_up {
+            // A snapshot without them, so that a later life, which may be able to read them, does not find them either.
+            locked(&store.chores).compact = true;
+            store.chores_changed.notify_all();
+        }
         if damaged + cut > 0 {
             self.host.count("recovery.damaged_records", damaged);
             self.host.count("recovery.cut_blocks", cut);
@@ -281,11 +297,7 @@ impl Backend for Nvme {
         if cursor == 0 {
             self.stores.iter().for_each(|store| self.drop_strangers(store));
         }
-        let ended = locked(&store.recovery).next(limit.max(1), &*store.medium, &**store, blocks).map_err(|error| {
-            self.host
-                .log(Level::Error, &format!("path {}: cannot read a record: {error}", store.folder.path().display()));
-            Status::IO
-        })?;
+        let ended = locked(&store.recovery).next(limit.max(1), &*store.medium, &**store, blocks);
         if ended {
             self.end_recovery(store);
             reading.path += 1;

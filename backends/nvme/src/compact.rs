@@ -12,12 +12,12 @@ use crate::folder::snapshot_name;
 use crate::format::{Kind, RECORD_BYTES, Record, Salt};
 use crate::journal::{RECORDS_PER_READ, RecordFile};
 use crate::queue::locked;
-use crate::store::Store;
+use crate::store::{Store, bytes_on_disk};
 
 /// Body of the thread.
 pub(crate) fn keep_house(store: &Arc<Store>, sync_window: Duration) {
     let mut synced = Instant::now();
-    let mut sync_failed = false;
+    let (mut sync_failed, mut removal_failed) = (false, false);
     loop {
         let (compact, stop) = await_chores(store, synced + sync_window);
         let sync = catch_unwind(AssertUnwindSafe(|| store.sync())).unwrap_or_else(|_| Err(io::Error::other("a panic")));
@@ -33,8 +33,12 @@ pub(crate) fn keep_house(store: &Arc<Store>, sync_window: Duration) {
             return;
         }
         if compact {
-            let result = catch_unwind(AssertUnwindSafe(|| write_snapshot(store, &mut synced, sync_window)));
+            let again = store.compaction_failed.load(Ordering::Relaxed);
+            let result = catch_unwind(AssertUnwindSafe(|| write_snapshot(store, &mut synced, sync_window, again)));
             report(store, result.unwrap_or_else(|_| Err(io::Error::other("a panic"))));
+        }
+        if catch_unwind(AssertUnwindSafe(|| remove_replaced(store, &mut removal_failed))).is_err() {
+            store.host.count("removal_errors", 1);
         }
     }
 }
@@ -72,7 +76,9 @@ fn report(store: &Store, result: io::Result<()>) {
     store.chores_changed.notify_all();
 }
 
-fn write_snapshot(store: &Store, synced: &mut Instant, sync_window: Duration) -> io::Result<()> {
+/// An attempt that was preceded by one that failed does without records that cannot be read: their blocks live on in
+/// memory, and the next life lacks them.
+fn write_snapshot(store: &Store, synced: &mut Instant, sync_window: Duration, again: bool) -> io::Result<()> {
     let (covered, number) = {
         let mut journal = locked(&store.journal);
         // What a failed attempt has closed is covered first: one more journal for each attempt would be too many.
@@ -87,11 +93,20 @@ fn write_snapshot(store: &Store, synced: &mut Instant, sync_window: Duration) ->
     let temporary = format!("{name}.tmp");
     let mut snapshot = RecordFile { records: 0, ..RecordFile::open(&store.folder, &temporary, salt)? };
     snapshot.path = store.folder.file(&name);
+    let mut unreadable = 0;
     let mut copy = || -> io::Result<()> {
         snapshot.file.set_len(0)?;
         for file in &covered {
             for first in (0..file.records).step_by(RECORDS_PER_READ as usize) {
-                let found = file.read(&*store.medium, first, RECORDS_PER_READ.min(file.records - first))?;
+                let count = RECORDS_PER_READ.min(file.records - first);
+                let found = match file.read(&*store.medium, first, count) {
+                    Err(_) if again => {
+                        let (found, lost) = file.read_around(&*store.medium, first, count);
+                        unreadable += lost;
+                        found
+                    }
+                    found => found?,
+                };
                 append_living(store, &mut snapshot, found)?;
                 if synced.elapsed() >= sync_window {
                     let _ = store.sync();
@@ -106,16 +121,48 @@ fn write_snapshot(store: &Store, synced: &mut Instant, sync_window: Duration) ->
         let _ = std::fs::remove_file(store.folder.file(&temporary));
         return Err(error);
     }
+    if unreadable > 0 {
+        store.host.count("snapshot.unreadable_records", unreadable);
+        let path = store.folder.path().display();
+        let text = "records of the journal cannot be read; the next start lacks blocks that they name; check the disk";
+        store.host.log(Level::Error, &format!("path {path}: {unreadable} {text}"));
+    }
     store.host.count("snapshots", 1);
-    let replaced = locked(&store.journal).adopt(snapshot);
-    for file in &replaced {
-        match std::fs::remove_file(&file.path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+    locked(&store.journal).adopt(snapshot);
+    Ok(())
+}
+
+/// Removes what the newest snapshot replaced. What cannot be removed takes up room, is counted as such, and is tried
+/// again in the next window.
+fn remove_replaced(store: &Store, failed_before: &mut bool) {
+    let replaced = locked(&store.journal).to_remove();
+    if replaced.is_empty() {
+        return;
+    }
+    let (mut left, mut cause) = (Vec::new(), None);
+    for path in replaced {
+        match store.medium.remove(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                cause = Some((path.display().to_string(), error));
+                left.push(path);
+            }
             _ => {}
         }
     }
-    locked(&store.journal).removed();
-    Ok(())
+    let count = left.len() as u64;
+    let bytes = left.iter().map(|path| bytes_on_disk(path.symlink_metadata())).sum();
+    locked(&store.space).left_behind(bytes);
+    locked(&store.journal).removed(left);
+    let before = std::mem::replace(failed_before, count > 0);
+    let Some((path, error)) = cause else { return };
+    store.host.count("removal_errors", count);
+    if !before {
+        let text = format!(
+            "{path}: cannot be removed ({error}); a snapshot has replaced it, and its room is taken from blocks: let \
+             this user remove it"
+        );
+        store.host.log(Level::Error, &text);
+    }
 }
 
 fn append_living(store: &Store, snapshot: &mut RecordFile, records: Vec<Option<Record>>) -> io::Result<()> {

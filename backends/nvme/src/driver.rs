@@ -162,8 +162,8 @@ impl Driver {
         }
     }
 
-    /// Ends transfers for which `verdict` has a status: at once, unless the kernel is at work in the host's memory. Then
-    /// the port is asked to cancel, and the transfer ends with its last piece.
+    /// Ends transfers for which `verdict` has a status: at once, unless the kernel is at work in the host's memory.
+    /// Then the port is asked to cancel, and the transfer ends with its last piece.
     fn end_early(&mut self, verdict: impl Fn(&Transfer) -> Option<Status>) {
         for transfer in std::mem::take(&mut self.waiting) {
             match verdict(&transfer) {

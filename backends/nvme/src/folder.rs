@@ -28,7 +28,9 @@ pub(crate) struct Listing {
     pub(crate) snapshot: Option<u64>,
     /// Journals that count, oldest first.
     pub(crate) journals: Vec<u64>,
-    /// Journals and snapshots that a newer snapshot covers, and temporary files.
+    /// Journals and snapshots that a newer snapshot has replaced.
+    pub(crate) replaced: Vec<PathBuf>,
+    /// Temporary files, and all that may not be mistaken for the new store's.
     pub(crate) leftovers: Vec<PathBuf>,
 }
 
@@ -51,8 +53,8 @@ impl Folder {
             Some(Err(fault @ (FormatError::Magic | FormatError::Version(_)))) => {
                 let path = path.display();
                 return Err(OpenError::Environment(format!(
-                    "path {path}: its superblock is refused: {fault}. Name another folder in `paths`, or empty this one \
-                     if nothing else needs it (this backend writes format version {FORMAT_VERSION})"
+                    "path {path}: its superblock is refused: {fault}. Name another folder in `paths`, or empty this \
+                     one if nothing else needs it (this backend writes format version {FORMAT_VERSION})"
                 )));
             }
             Some(Err(_)) => (random_uuid(), true),
@@ -147,8 +149,9 @@ impl Folder {
         listing.snapshot = if self.renewed { None } else { snapshots.iter().copied().max() };
         let first = if self.renewed { u64::MAX } else { listing.snapshot.unwrap_or(0) };
         let old = |&sequence: &u64| sequence < first;
-        listing.leftovers.extend(snapshots.iter().copied().filter(old).map(|s| self.file(&snapshot_name(s))));
-        listing.leftovers.extend(journals.iter().copied().filter(old).map(|s| self.file(&journal_name(s))));
+        let older = if self.renewed { &mut listing.leftovers } else { &mut listing.replaced };
+        older.extend(snapshots.iter().copied().filter(old).map(|s| self.file(&snapshot_name(s))));
+        older.extend(journals.iter().copied().filter(old).map(|s| self.file(&journal_name(s))));
         listing.journals = journals.into_iter().filter(|sequence| !old(sequence)).collect();
         listing.journals.sort_unstable();
         Ok(listing)

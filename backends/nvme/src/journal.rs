@@ -3,16 +3,20 @@
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::folder::{Folder, Listing, journal_name, snapshot_name};
 use crate::format::{Kind, RECORD_BYTES, Record, Salt, decode_record};
 use crate::live::GENERATIONS_END;
 use crate::port::Medium;
+use crate::queue::locked;
 
 /// Records read from a file at one time.
 pub(crate) const RECORDS_PER_READ: u64 = 430;
+/// Records read at one time where so many cannot be, from a multiple of it on: few, so that a bad sector costs not many
+/// more than it holds, and always the same.
+const RECORDS_PER_RETRY: u64 = 10;
 
 /// A file of records, as one reads it.
 #[derive(Clone)]
@@ -31,27 +35,106 @@ impl RecordFile {
         Ok(Self { file, salt, records, path: folder.file(name) })
     }
 
-    /// The valid records among `first..first + count`, with their indices; count is at most [`RECORDS_PER_READ`].
+    /// The valid records among `first..first + count`, each at its place; count is at most [`RECORDS_PER_READ`].
     pub(crate) fn read(&self, medium: &dyn Medium, first: u64, count: u64) -> io::Result<Vec<Option<Record>>> {
         let mut bytes = vec![0; count as usize * RECORD_BYTES];
         medium.read(&self.file, &mut bytes, first * RECORD_BYTES as u64)?;
         Ok(bytes.chunks_exact(RECORD_BYTES).map(|chunk| decode_record(chunk, &self.salt).ok()).collect())
     }
 
-    /// The last batch that has a valid record, up to that record: the index of its first record, and all of it.
+    /// The same as far as it can be read from its end back, with the index of the first record read, and why it is not
+    /// the one that was asked for. Nothing is given up on that was not tried twice.
+    pub(crate) fn read_back(
+        &self,
+        medium: &dyn Medium,
+        first: u64,
+        count: u64,
+    ) -> (u64, Vec<Option<Record>>, Option<io::Error>) {
+        if let Ok(found) = self.read(medium, first, count) {
+            return (first, found, None);
+        }
+        let (mut start, mut found) = (first + count, Vec::new());
+        while start > first {
+            let piece = start - ((start - 1) / RECORDS_PER_RETRY * RECORDS_PER_RETRY).max(first);
+            match self.read(medium, start - piece, piece) {
+                Ok(records) => drop(found.splice(0..0, records)),
+                Err(error) => return (start, found, Some(error)),
+            }
+            start -= piece;
+        }
+        (first, found, None)
+    }
+
+    /// The same where some of it cannot be read, which is as if it were not valid; also how many records that is.
+    pub(crate) fn read_around(&self, medium: &dyn Medium, first: u64, count: u64) -> (Vec<Option<Record>>, u64) {
+        let (mut found, mut unreadable) = (Vec::new(), 0);
+        let (mut start, end) = (first, first + count);
+        while start < end {
+            let piece = ((start / RECORDS_PER_RETRY + 1) * RECORDS_PER_RETRY).min(end) - start;
+            found.extend(self.read(medium, start, piece).unwrap_or_else(|_| {
+                unreadable += piece;
+                vec![None; piece as usize]
+            }));
+            start += piece;
+        }
+        (found, unreadable)
+    }
+
+    /// The last batch that has a valid record, up to that record: the index of its first record, and all of it. An
+    /// error where something cannot be read behind the last valid record that can.
     fn last_valid(&self, medium: &dyn Medium) -> io::Result<(u64, Vec<Option<Record>>)> {
         let mut end = self.records;
         while end > 0 {
             let first = end.saturating_sub(RECORDS_PER_READ);
-            let mut found = self.read(medium, first, end - first)?;
+            let (start, mut found, fault) = self.read_back(medium, first, end - first);
             if let Some(index) = found.iter().rposition(Option::is_some) {
                 found.truncate(index + 1);
-                return Ok((first, found));
+                return Ok((start, found));
+            }
+            if let Some(error) = fault {
+                return Err(error);
             }
             end = first;
         }
         Ok((0, Vec::new()))
     }
+
+    /// Of a journal: a sequence that none of its records is beyond; `None` where not one can be read. Its records
+    /// follow each other, so it is known from any.
+    fn highest(&self, medium: &dyn Medium) -> Option<u64> {
+        let mut end = self.records;
+        while end > 0 {
+            let first = end.saturating_sub(RECORDS_PER_READ);
+            let (found, _) = self.read_around(medium, first, end - first);
+            let last =
+                found.iter().zip(first..).filter_map(|(record, at)| record.as_ref().map(|r| (r.sequence, at))).last();
+            if let Some((sequence, at)) = last {
+                return Some(sequence.saturating_add(self.records - 1 - at));
+            }
+            end = first;
+        }
+        None
+    }
+}
+
+/// A sequence that no record has had, from the files before the end of the newest journal, oldest first. Those that
+/// cannot be read count as if each of their records were one.
+fn sequence_after(
+    medium: &dyn Medium,
+    current: &RecordFile,
+    closed: &[RecordFile],
+    snapshot: Option<&RecordFile>,
+) -> io::Result<u64> {
+    let mut unknown = 1_u64;
+    for file in std::iter::once(current).chain(closed.iter().rev()) {
+        if let Some(highest) = file.highest(medium) {
+            return Ok(highest.saturating_add(unknown));
+        }
+        unknown = unknown.saturating_add(file.records);
+    }
+    let Some(file) = snapshot else { return Ok(unknown) };
+    let newest = file.last_valid(medium)?.1.last().copied().flatten();
+    Ok(newest.map_or(0, |record| record.sequence).saturating_add(unknown))
 }
 
 /// The end of the newest journal as opening it has read it, so that recovery need not read it again.
@@ -70,12 +153,22 @@ pub(crate) struct Journal {
     /// Journals that no snapshot covers yet, oldest first.
     closed: Vec<RecordFile>,
     snapshot: Option<RecordFile>,
-    /// Files that the newest snapshot replaced, until they are removed.
-    replaced: Vec<RecordFile>,
+    /// Files that a snapshot replaced, until they are removed.
+    replaced: Vec<PathBuf>,
     /// Bytes beyond the end may be left of an append that failed; they are cut before the next one.
     torn: bool,
-    /// Bytes of all of these, for who reckons with them without the lock.
+    /// Bytes of these but the replaced, for who reckons with them without the lock.
     bytes: Arc<AtomicU64>,
+    present: Arc<Mutex<Present>>,
+}
+
+/// What takes up room on the disk, for who must not wait for the journal's lock, under which the disk is waited for.
+pub(crate) struct Present {
+    pub(crate) files: Vec<RecordFile>,
+    /// Not removed yet.
+    pub(crate) replaced: Vec<PathBuf>,
+    /// Of the open journal, and so of a snapshot that is being written.
+    pub(crate) number: u64,
 }
 
 impl Journal {
@@ -89,25 +182,40 @@ impl Journal {
         let number = listing.journals.last().copied().unwrap_or(listing.snapshot.unwrap_or(1));
         let closed = listing.journals.iter().rev().skip(1).rev().map(|&n| open(n)).collect::<io::Result<Vec<_>>>()?;
         let mut current = open(number)?;
-        let (before, records) = current.last_valid(medium)?;
-        let tail = Tail { before, records };
-        current.records = before + tail.records.len() as u64;
-        current.file.set_len(current.records * RECORD_BYTES as u64)?;
-        let mut newest = tail.records.last().copied().flatten();
-        for file in closed.iter().rev().chain(&snapshot) {
-            if newest.is_some() {
-                break;
-            }
-            newest = file.last_valid(medium)?.1.last().copied().flatten();
+        let end = current.last_valid(medium);
+        let mut newest = None;
+        if let Ok((before, records)) = &end {
+            current.records = before + records.len() as u64;
+            current.file.set_len(current.records * RECORD_BYTES as u64)?;
+            newest = records.last().copied().flatten().map(|record| record.sequence);
         }
-        let next_sequence = newest.map_or(1, |record| record.sequence.saturating_add(1));
-        let bytes = Arc::new(AtomicU64::new(0));
-        let mut journal =
-            Self { current, number, next_sequence, closed, snapshot, replaced: Vec::new(), torn: false, bytes };
+        let next_sequence = match newest {
+            Some(newest) => newest.saturating_add(1),
+            None => sequence_after(medium, &current, &closed, snapshot.as_ref())?,
+        };
+        let mut journal = Self {
+            present: Arc::new(Mutex::new(Present { files: Vec::new(), replaced: Vec::new(), number })),
+            bytes: Arc::new(AtomicU64::new(0)),
+            replaced: listing.replaced.clone(),
+            torn: false,
+            current,
+            number,
+            next_sequence,
+            closed,
+            snapshot,
+        };
+        // Where the end cannot be read, nobody can tell what to append to, and the place may take no write either.
+        let tail = match end {
+            Ok((before, records)) => Tail { before, records },
+            Err(_) => {
+                journal.rotate(folder, medium)?;
+                Tail { before: 0, records: Vec::new() }
+            }
+        };
         if journal.current.records == 0 {
             journal.append(medium, &mut [Record::start()])?;
         }
-        journal.count_bytes();
+        journal.tell();
         Ok((journal, tail))
     }
 
@@ -160,6 +268,7 @@ impl Journal {
         }
         self.closed.push(old);
         self.number = number;
+        self.tell();
         Ok(())
     }
 
@@ -178,23 +287,27 @@ impl Journal {
         !self.closed.is_empty()
     }
 
-    /// A snapshot of everything before the open journal is durable; answers the files that are to be removed now: those
-    /// that it replaces, and those whose removal has failed before.
-    pub(crate) fn adopt(&mut self, snapshot: RecordFile) -> Vec<RecordFile> {
-        self.replaced.append(&mut self.closed);
-        self.replaced.extend(self.snapshot.replace(snapshot));
-        self.count_bytes();
+    /// A snapshot of everything before the open journal is durable: what it replaces is to be removed.
+    pub(crate) fn adopt(&mut self, snapshot: RecordFile) {
+        let older = self.closed.drain(..).chain(self.snapshot.replace(snapshot));
+        self.replaced.extend(older.map(|file| file.path));
+        self.tell();
+    }
+
+    /// Files that are to be removed.
+    pub(crate) fn to_remove(&self) -> Vec<PathBuf> {
         self.replaced.clone()
     }
 
-    /// What was replaced is removed.
-    pub(crate) fn removed(&mut self) {
-        self.replaced.clear();
+    /// Of those files, all but `left` are removed.
+    pub(crate) fn removed(&mut self, left: Vec<PathBuf>) {
+        self.replaced = left;
+        self.tell();
     }
 
-    /// All files that take up room on the disk.
-    pub(crate) fn present(&self) -> Vec<RecordFile> {
-        self.files().into_iter().chain(self.replaced.iter().cloned()).collect()
+    /// The files that take up room on the disk, kept up to date.
+    pub(crate) fn present(&self) -> Arc<Mutex<Present>> {
+        self.present.clone()
     }
 
     /// All files with what they hold now, newest first.
@@ -208,13 +321,16 @@ impl Journal {
         self.current.records + self.closed.iter().map(|file| file.records).sum::<u64>()
     }
 
-    /// Bytes of all files, kept up to date.
+    /// Bytes of all files but those that a snapshot has replaced, kept up to date.
     pub(crate) fn bytes(&self) -> Arc<AtomicU64> {
         self.bytes.clone()
     }
 
-    fn count_bytes(&self) {
-        let records: u64 = self.files().iter().map(|file| file.records).sum();
+    /// Tells those without the lock which files there are.
+    fn tell(&self) {
+        let files = self.files();
+        let records: u64 = files.iter().map(|file| file.records).sum();
         self.bytes.store(records * RECORD_BYTES as u64, Ordering::Relaxed);
+        *locked(&self.present) = Present { files, replaced: self.replaced.clone(), number: self.number };
     }
 }

@@ -2,12 +2,14 @@
 //! completes them.
 
 use std::collections::VecDeque;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use umbp_plugin_api::{Completion, Status};
 
 use crate::format::{Kind, Record, UNIT_BYTES};
+use crate::journal::Journal;
 use crate::piece::failure_of;
 use crate::queue::{Queue, locked};
 use crate::space::{Live, location};
@@ -102,17 +104,33 @@ fn punch_deleted(store: &Store, batch: &VecDeque<Entry>) -> bool {
     punched
 }
 
-fn record(store: &Arc<Store>, batch: VecDeque<Entry>) {
-    let mut records: Vec<Record> = batch.iter().map(record_of).collect();
+/// Appends the records, with the journal that has them now. Deletions are the way out of a full file system, so they
+/// must not fail for lack of it.
+fn append<'a>(
+    store: &'a Store,
+    batch: &VecDeque<Entry>,
+    records: &mut [Record],
+) -> (MutexGuard<'a, Journal>, io::Result<()>) {
     let mut journal = locked(&store.journal);
-    let mut appended = journal.append(&*store.medium, &mut records);
-    // Deletions are the way out of a full file system, so they must not fail for lack of it.
-    let reliefs: [&dyn Fn() -> bool; 2] = [&|| store.give_back(), &|| punch_deleted(store, &batch)];
+    let mut appended = journal.append(&*store.medium, records);
+    let reliefs: [&dyn Fn() -> bool; 2] = [&|| store.give_back(), &|| punch_deleted(store, batch)];
     for relief in reliefs {
-        if appended.as_ref().is_err_and(|error| failure_of(error).0 == Status::NO_SPACE) && relief() {
-            appended = journal.append(&*store.medium, &mut records);
+        if appended.as_ref().is_err_and(|error| failure_of(error).0 == Status::NO_SPACE) {
+            // Punches take their time: nobody waits for them at the journal.
+            drop(journal);
+            let relieved = relief();
+            journal = locked(&store.journal);
+            if relieved {
+                appended = journal.append(&*store.medium, records);
+            }
         }
     }
+    (journal, appended)
+}
+
+fn record(store: &Arc<Store>, batch: VecDeque<Entry>) {
+    let mut records: Vec<Record> = batch.iter().map(record_of).collect();
+    let (journal, appended) = append(store, &batch, &mut records);
     if let Err(error) = appended {
         drop(journal);
         let (status, errno) = failure_of(&error);

@@ -198,8 +198,8 @@ fn warn_if_disk_is_small(opening: &Opening, folder: &Folder) {
         opening.host.count("fallback.small_disk", 1);
         let path = folder.path().display();
         let text = format!(
-            "path {path}: `capacity` may take {needed} bytes more, and {free} are free; stores will be refused when the \
-             file system is full"
+            "path {path}: `capacity` may take {needed} bytes more, and {free} are free; stores will be refused when \
+             the file system is full"
         );
         opening.host.log(Level::Warn, &text);
     }

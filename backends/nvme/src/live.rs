@@ -38,8 +38,8 @@ pub(crate) struct Live {
     pub(crate) fingerprint: u32,
 }
 
-/// All of a [`Live`] and its place in the stretch: from the lowest bit, generation, fingerprint, length less 1, number of
-/// the namespace, and offset in units. Entries of one stretch are so in the order of their places.
+/// All of a [`Live`] and its place in the stretch: from the lowest bit, generation, fingerprint, length less 1, number
+/// of the namespace, and offset in units. Entries of one stretch are so in the order of their places.
 #[derive(Clone, Copy)]
 struct Entry(u128);
 
@@ -169,8 +169,8 @@ impl LiveTable {
         Some(self.live(entries[at]))
     }
 
-    /// Puts a block in, in the place of one that begins at the same unit. False, and nothing is changed, for a unit outside
-    /// of the table, a block that it does not take, and one namespace too many.
+    /// Puts a block in, in the place of one that begins at the same unit. False, and nothing is changed, for a unit
+    /// outside of the table, a block that it does not take, and one namespace too many.
     pub(crate) fn insert(&mut self, unit: u64, block: Live) -> bool {
         let (stretch, offset) = place(unit);
         let Some(entries) = self.stretches.get_mut(stretch).filter(|_| Self::takes(&block)) else { return false };

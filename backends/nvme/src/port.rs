@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,14 +81,15 @@ pub trait Port {
     /// Lets go of the memory; no piece in flight names it.
     fn unregister(&mut self, buffer: u16);
 
-    /// Takes a piece; the driver keeps to the depth that the port was made for. A port that panics here has not taken it.
+    /// Takes a piece; the driver keeps to the depth that the port was made for. A port that panics here has not taken
+    /// it.
     ///
     /// # Safety
     /// The request's memory stays valid until the piece is done; for a load nobody else touches it.
     unsafe fn push(&mut self, request: Request);
 
-    /// Asks for an early end of a piece in flight, and never waits. The piece is still reported exactly once, as done or
-    /// with `-ECANCELED`; until then its memory stays in use. Doing nothing is allowed.
+    /// Asks for an early end of a piece in flight, and never waits. The piece is still reported exactly once, as done
+    /// or with `-ECANCELED`; until then its memory stays in use. Doing nothing is allowed.
     fn cancel(&mut self, token: u64) {
         let _ = token;
     }
@@ -99,6 +101,8 @@ pub trait Port {
 
 /// Most registered buffers of a port; memory beyond goes unregistered.
 pub const BUFFERS_MAX: u16 = 1024;
+/// How long a store waits for room at most, whatever its deadline.
+const ROOM_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// The machine, as far as this backend needs it. [`Disk`] is the real one; tests put faults around it.
 pub trait Medium: Send + Sync + 'static {
@@ -131,6 +135,16 @@ pub trait Medium: Send + Sync + 'static {
     fn punch(&self, file: &File, offset: u64, length: u64) -> io::Result<()> {
         let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         Ok(rustix::fs::fallocate(file, flags, offset, length)?)
+    }
+
+    /// Takes a journal or snapshot that is replaced out of the folder.
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        std::fs::remove_file(path)
+    }
+
+    /// How long a store waits for room that is under way, at most.
+    fn room_wait(&self) -> Duration {
+        ROOM_WAIT_MAX
     }
 
     /// Sets the length of the data file.

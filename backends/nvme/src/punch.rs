@@ -44,8 +44,8 @@ impl Store {
         locked(&self.space).punch_due()
     }
 
-    /// The file system is full: what is free in the data file goes back to it, up to the bound of one go, so that journals
-    /// have room. True if any did. Called by the keeper alone.
+    /// The file system is full: what is free in the data file goes back to it, up to the bound of one go, so that
+    /// journals have room. True if any did. Called by the keeper alone.
     pub(crate) fn give_back(&self) -> bool {
         let before = {
             let mut space = locked(&self.space);

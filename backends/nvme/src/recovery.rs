@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::path::PathBuf;
 
 use umbp_plugin_api::types::RecoveredBlock;
 
@@ -33,6 +34,17 @@ pub(crate) struct Recovery {
     pub(crate) damaged: u64,
     /// Puts beyond the end of the data file.
     pub(crate) beyond_end: u64,
+    /// Where it ended before its time.
+    pub(crate) unread: Option<Unread>,
+}
+
+/// Records that recovery went without.
+pub(crate) struct Unread {
+    /// Those that cannot be read, and all before them.
+    pub(crate) records: u64,
+    /// The file that cannot be read.
+    pub(crate) path: PathBuf,
+    pub(crate) error: io::Error,
 }
 
 /// What the store does for recovery.
@@ -63,24 +75,25 @@ impl Recovery {
             ended: HashSet::new(),
             damaged: 0,
             beyond_end: 0,
+            unread: None,
         }
     }
 
-    /// Pushes at most `limit` living blocks; true when all records were read. After an error it can be called again.
+    /// Pushes at most `limit` living blocks; true when all records were read that are to be.
     pub(crate) fn next(
         &mut self,
         limit: usize,
         medium: &dyn Medium,
         claims: &dyn Claims,
         blocks: &mut Vec<RecoveredBlock>,
-    ) -> io::Result<bool> {
+    ) -> bool {
         let mut pushed = 0;
         for _ in 0..RECORDS_PER_CALL {
             if pushed >= limit {
-                return Ok(false);
+                return false;
             }
-            if self.batch.is_empty() && !self.refill(medium)? {
-                return Ok(true);
+            if self.batch.is_empty() && !self.refill(medium) {
+                return true;
             }
             match self.batch.pop() {
                 Some(Some(record)) => pushed += usize::from(self.take(&record, claims, blocks)),
@@ -88,21 +101,28 @@ impl Recovery {
                 None => {}
             }
         }
-        Ok(false)
+        false
     }
 
-    fn refill(&mut self, medium: &dyn Medium) -> io::Result<bool> {
+    fn refill(&mut self, medium: &dyn Medium) -> bool {
         while let Some(file) = self.files.first_mut() {
             if file.records == 0 {
                 self.files.remove(0);
                 continue;
             }
             let first = file.records.saturating_sub(RECORDS_PER_READ);
-            self.batch = file.read(medium, first, file.records - first)?;
-            file.records = first;
-            return Ok(true);
+            let (start, found, fault) = file.read_back(medium, first, file.records - first);
+            (self.batch, file.records) = (found, start);
+            if let Some(error) = fault {
+                // What cannot be read may be the deletion of any block before it, so none of those is believed.
+                let records = self.files.iter().map(|file| file.records).sum();
+                self.unread = self.files.drain(..).next().map(|file| Unread { records, path: file.path, error });
+            }
+            if !self.batch.is_empty() {
+                return true;
+            }
         }
-        Ok(false)
+        false
     }
 
     fn take(&mut self, record: &Record, claims: &dyn Claims, blocks: &mut Vec<RecoveredBlock>) -> bool {

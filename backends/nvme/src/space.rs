@@ -76,6 +76,8 @@ pub(crate) struct Space {
     /// Stores that hold units and have no record yet.
     pending: u64,
     resident_bytes: u64,
+    /// Bytes of files that snapshots replaced and that could not be removed.
+    left_bytes: u64,
     capacity: u64,
     journal_floor: u64,
 }
@@ -106,14 +108,15 @@ impl Space {
             punches: true,
             pending: 0,
             resident_bytes: 0,
+            left_bytes: 0,
             capacity,
             journal_floor,
         }
     }
 
-    /// At open the data file takes up so many bytes: what is beyond its units is the file system's map. It grows from there
-    /// only as holes are filled, so that a restart leaves as much room as there was. Where the figures do not agree, since
-    /// not all holes were found, the worst is reckoned with.
+    /// At open the data file takes up so many bytes: what is beyond its units is the file system's map. It grows from
+    /// there only as holes are filled, so that a restart leaves as much room as there was. Where the figures do not
+    /// agree, since not all holes were found, the worst is reckoned with.
     pub(crate) fn measured(&mut self, bytes: u64) {
         if let Some(map) = bytes.checked_sub(self.on_disk() * UNIT_BYTES) {
             let pieces = (2 * map).div_ceil(MAP_BYTES_PER_UNIT) + self.holes.units();
@@ -218,7 +221,12 @@ impl Space {
         let blocks = self.live.len() + self.pending + more;
         let planned = blocks * METADATA_BYTES_PER_BLOCK + 3 * self.journal_floor;
         let present = metadata + blocks * RECORD_BYTES as u64 + self.journal_floor;
-        FIXED_BYTES + planned.max(present) + scattered.min(on_disk) * MAP_BYTES_PER_UNIT
+        FIXED_BYTES + self.left_bytes + planned.max(present) + scattered.min(on_disk) * MAP_BYTES_PER_UNIT
+    }
+
+    /// So many bytes of metadata are there beside those that are reckoned with, until they can be removed.
+    pub(crate) fn left_behind(&mut self, bytes: u64) {
+        self.left_bytes = bytes;
     }
 
     /// A reserved store came to nothing.

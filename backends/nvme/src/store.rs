@@ -14,7 +14,7 @@ use umbp_plugin_api::{Host, OpenError};
 use crate::folder::{Folder, environment, snapshot_name};
 use crate::format::{RECORD_BYTES, UNIT_BYTES};
 use crate::inbox::Inbox;
-use crate::journal::Journal;
+use crate::journal::{Journal, Present};
 use crate::keeper::Keeper;
 use crate::namespaces::Namespaces;
 use crate::port::Medium;
@@ -36,9 +36,6 @@ const JOURNAL_FLOOR_MAX_BYTES: u64 = 32 << 20;
 /// How long the keeper waits for a snapshot that is being written; then it goes on, and the capacity check in
 /// `reserve` refuses stores where metadata has grown too long.
 const COMPACTION_WAIT: Duration = Duration::from_secs(10);
-/// How long a store waits for room at most, whatever its deadline.
-const ROOM_WAIT_MAX: Duration = Duration::from_secs(5);
-
 /// What the housekeeping thread is asked.
 #[derive(Default)]
 pub(crate) struct Chores {
@@ -47,7 +44,7 @@ pub(crate) struct Chores {
     pub(crate) stop: bool,
 }
 
-/// One path. Lock order: `syncing`, `recovery`, `namespaces`, `journal`, `space`; `chores` alone.
+/// One path. Lock order: `syncing`, `recovery`, `namespaces`, `journal`, then `space` or `record_files`; `chores` alone.
 pub(crate) struct Store {
     pub(crate) index: u8,
     pub(crate) host: Host,
@@ -66,6 +63,7 @@ pub(crate) struct Store {
     pub(crate) chores_changed: Condvar,
     pub(crate) compaction_failed: AtomicBool,
     metadata_bytes: Arc<AtomicU64>,
+    record_files: Arc<Mutex<Present>>,
     data_length: AtomicU64,
     dirty: AtomicBool,
     /// One sync at a time, so that a flush never returns while another thread is still at what it asks for.
@@ -108,6 +106,10 @@ impl Opening {
         for leftover in &listing.leftovers {
             std::fs::remove_file(leftover).map_err(|e| failed("remove a leftover", e))?;
         }
+        for old in &listing.replaced {
+            // What stays counts as taken, and its removal is tried again.
+            let _ = self.medium.remove(old);
+        }
         let known = match known {
             Some(known) => known,
             None => Namespaces::create(&folder).map_err(|e| failed("write the namespaces", e))?,
@@ -129,6 +131,7 @@ impl Opening {
         let recovery = Recovery::new(self.index as u8, journal.files(), tail, length);
         let floor = (self.capacity / 128).clamp(JOURNAL_FLOOR_MIN_BYTES, JOURNAL_FLOOR_MAX_BYTES);
         let mut space = Space::new(self.capacity, length.div_ceil(UNIT_BYTES), holes(&data, length), floor);
+        space.left_behind(listing.replaced.iter().map(|path| bytes_on_disk(path.symlink_metadata())).sum());
         if let Ok(found) = data.metadata() {
             space.measured(found.blocks() * 512);
         }
@@ -149,6 +152,7 @@ impl Opening {
             capacity: self.capacity,
             space: Mutex::new(space),
             metadata_bytes: journal.bytes(),
+            record_files: journal.present(),
             journal: Mutex::new(journal),
             namespaces: Mutex::new(namespaces),
             recovery: Mutex::new(recovery),
@@ -215,7 +219,7 @@ impl Store {
         let metadata = self.metadata_bytes.load(Ordering::Relaxed);
         let room = locked(&self.space).reserve_awaited(awaited.length, metadata, awaited.failures);
         match room {
-            Room::Awaited if awaited.since.elapsed() >= ROOM_WAIT_MAX => Room::Full,
+            Room::Awaited if awaited.since.elapsed() >= self.medium.room_wait() => Room::Full,
             Room::Awaited => {
                 self.ask_relief();
                 Room::Awaited
@@ -308,16 +312,17 @@ impl Store {
         result
     }
 
-    /// Bytes of all files on the disk, as du counts them.
+    /// Bytes of all files on the disk, as du counts them. Waits for no lock under which the disk is waited for.
     pub(crate) fn medium_bytes(&self) -> u64 {
-        let of = |metadata: io::Result<std::fs::Metadata>| metadata.map_or(0, |found| found.blocks() * 512);
-        let (files, number) = {
-            let journal = locked(&self.journal);
-            (journal.present(), journal.number())
+        let of = bytes_on_disk;
+        let (files, replaced, number) = {
+            let present = locked(&self.record_files);
+            (present.files.clone(), present.replaced.clone(), present.number)
         };
         // The next snapshot, while it is written.
         let next = of(std::fs::metadata(self.folder.file(&format!("{}.tmp", snapshot_name(number)))));
-        let records: u64 = files.iter().map(|file| of(file.file.metadata())).sum();
+        let replaced = replaced.iter().map(|path| of(path.symlink_metadata()));
+        let records: u64 = files.iter().map(|file| of(file.file.metadata())).chain(replaced).sum();
         let small = ["superblock", "namespaces", "lock"].map(|name| of(std::fs::metadata(self.folder.file(name))));
         of(self.data.metadata()) + records + next + small.iter().sum::<u64>()
     }
@@ -337,6 +342,11 @@ impl Claims for Store {
             locked(&self.space).reclaim(unit, length);
         }
     }
+}
+
+/// What a file takes up; nothing where it cannot be told.
+pub(crate) fn bytes_on_disk(file: io::Result<std::fs::Metadata>) -> u64 {
+    file.map_or(0, |found| found.blocks() * 512)
 }
 
 /// CLOCK_MONOTONIC, as deadlines have it.

@@ -30,7 +30,8 @@ impl Driver {
     }
 }
 
-/// O_DIRECT has passed its probe and fails now: the page cache is used from here on (F1). False where that is no way out.
+/// O_DIRECT has passed its probe and fails now: the page cache is used from here on (F1). False where that is no way
+/// out.
 pub(super) fn leave_direct(direct: &mut bool, store: &Store) -> bool {
     // Else another piece that was out at the time has left it.
     !std::mem::replace(direct, false) || store.leave_direct()

@@ -16,8 +16,8 @@ pub(crate) enum Room {
 }
 
 impl Space {
-    /// Takes units for a payload; `metadata` is what journals and snapshots take up now, in bytes. Data and metadata are
-    /// counted together.
+    /// Takes units for a payload; `metadata` is what journals and snapshots take up now, in bytes. Data and metadata
+    /// are counted together.
     pub(crate) fn reserve(&mut self, length: u64, metadata: u64) -> Room {
         let units = units_of(length);
         if self.waiting.0 == 0
@@ -32,8 +32,8 @@ impl Space {
         Room::Awaited
     }
 
-    /// The same again for the first of those that wait. It goes on waiting only if no punch has failed since it began to,
-    /// when [`Self::punch_failures`] were `failures`.
+    /// The same again for the first of those that wait. It goes on waiting only if no punch has failed since it began
+    /// to, when [`Self::punch_failures`] were `failures`.
     pub(crate) fn reserve_awaited(&mut self, length: u64, metadata: u64, failures: u64) -> Room {
         let units = units_of(length);
         match self.take(units, metadata) {

@@ -43,8 +43,8 @@ fn together(tier: &Tier, operations: impl Iterator<Item = Operation>) -> Vec<Com
     operations.iter().map(|operation| tier.told.wait(operation.id)).collect()
 }
 
-/// Stores a thousand blocks and loads what was stored, with `plan` in the middle of each; answers the blocks, and how the
-/// stores and the loads failed that did.
+/// Stores a thousand blocks and loads what was stored, with `plan` in the middle of each; answers the blocks, and how
+/// the stores and the loads failed that did.
 fn thousand(tier: &Tier, plan: impl Fn(Direction)) -> (Vec<Stored>, Vec<Status>, Vec<Status>) {
     let (mut blocks, mut stores, mut loads) = (Vec::new(), Vec::new(), Vec::new());
     for first in (0..OPERATIONS).step_by(TOGETHER as usize) {

@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::RawFd;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, RawFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -54,6 +56,12 @@ pub(crate) struct Faults {
     pub(crate) extend: AtomicI32,
     /// Errno of so many reads of metadata.
     pub(crate) fail_read: Mutex<(i32, u32)>,
+    /// Bytes of files, by the end of their name, that cannot be read.
+    pub(crate) unreadable: Mutex<Vec<(String, Range<u64>)>>,
+    /// Files whose path has this in it cannot be removed.
+    pub(crate) unremovable: Mutex<Option<String>>,
+    /// Stores wait for room without an end.
+    pub(crate) patient: AtomicBool,
     /// Offset and bytes of each read of metadata.
     pub(crate) reads: Mutex<Vec<(u64, usize)>>,
     /// Directions of pieces in the order in which they came.
@@ -156,6 +164,12 @@ impl Medium for Faulty {
             plan.1 -= 1;
             return Err(io::Error::from_raw_os_error(plan.0));
         }
+        let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?.to_string_lossy().into_owned();
+        let end = offset + bytes.len() as u64;
+        let hit = |(of, bad): &(String, Range<u64>)| name.ends_with(of) && bad.start < end && offset < bad.end;
+        if self.0.unreadable.lock().unwrap().iter().any(hit) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         self.0.reads.lock().unwrap().push((offset, bytes.len()));
         Disk.read(file, bytes, offset)
     }
@@ -163,6 +177,18 @@ impl Medium for Faulty {
     fn sync(&self, file: &File) -> io::Result<()> {
         errno(&self.0.sync)?;
         Disk.sync(file)
+    }
+
+    fn room_wait(&self) -> Duration {
+        if self.0.patient.load(SeqCst) { Duration::from_secs(3600) } else { Disk.room_wait() }
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let plan = self.0.unremovable.lock().unwrap();
+        if plan.as_ref().is_some_and(|part| path.to_str().unwrap().contains(part)) {
+            return Err(io::Error::from_raw_os_error(libc::EPERM));
+        }
+        Disk.remove(path)
     }
 
     fn extend(&self, file: &File, length: u64) -> io::Result<()> {

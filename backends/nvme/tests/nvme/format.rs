@@ -33,9 +33,12 @@ prop_compose! {
 prop_compose! {
     fn table()(
         next in any::<u32>(),
-        entries in prop::collection::vec((any::<u32>(), any::<[u8; 32]>(), prop::collection::vec(any::<u8>(), 0..99)), 0..9)
+        entries in prop::collection::vec(
+            (any::<u32>(), any::<[u8; 32]>(), prop::collection::vec(any::<u8>(), 0..99)), 0..9
+        )
     ) -> NamespaceTable {
-        let entries = entries.into_iter().map(|(local, digest, descriptor)| StoredNamespace { local, digest, descriptor });
+        let stored = |(local, digest, descriptor)| StoredNamespace { local, digest, descriptor };
+        let entries = entries.into_iter().map(stored);
         NamespaceTable { next, entries: entries.collect() }
     }
 }
@@ -54,7 +57,9 @@ proptest! {
     }
 
     #[test]
-    fn a_superblock_reads_back(uuid in any::<[u8; 16]>(), words in any::<[u32; 2]>(), capacity in any::<u64>(), bit in 0..SUPERBLOCK_BYTES * 8) {
+    fn a_superblock_reads_back(
+        uuid in any::<[u8; 16]>(), words in any::<[u32; 2]>(), capacity in any::<u64>(), bit in 0..SUPERBLOCK_BYTES * 8
+    ) {
         let superblock = Superblock { uuid, path_index: words[0], path_count: words[1], capacity };
         let mut bytes = superblock.encode();
         prop_assert_eq!(decode_superblock(&bytes), Ok(superblock));

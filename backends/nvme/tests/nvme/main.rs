@@ -18,4 +18,5 @@ mod seam;
 mod shapes;
 mod space;
 mod torn;
+mod unreadable;
 mod waits;

@@ -173,7 +173,8 @@ fn without_punching_the_tier_serves_and_says_so_once() {
 
 #[test]
 fn k2_mixed_sizes_over_ten_times_the_capacity_stay_within_it_and_the_evicted_stay_away() {
-    // K1, K2, K4, G2, E3: sizes of models side by side, about a hundredth of each, with lengths that are no whole units.
+    // K1, K2, K4, G2, E3: sizes of models side by side, about a hundredth of each, with lengths that are no whole
+    // units.
     const SIZES: [u64; 8] = [4096, 5622, 11_243, 20_972, 44_974, 65_536, 131_072, 327_680];
     let (capacity, place) = (16 * MIB, folder());
     let mut churn = Churn::new(place.path(), capacity);
