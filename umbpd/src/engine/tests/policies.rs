@@ -314,7 +314,7 @@ fn a_block_that_was_used_and_has_left_is_in_no_list_of_those_without_a_request()
     }
     world.policy.end(&mut world.forest, Use::Load);
     blocks.clone().for_each(|block| world.remove(block));
-    assert_eq!(world.policy.has_victim(), false, "an empty order");
+    assert!(!world.policy.has_victim(), "an empty order");
     assert_eq!(world.victim(u64::MAX), None);
 }
 
