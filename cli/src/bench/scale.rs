@@ -137,6 +137,9 @@ pub(super) fn key(chain: u64, depth: u64) -> miette::Result<LocalKey> {
     Ok(LocalKey { hash, group: GroupId(0), rank: Rank::default() })
 }
 
+/// Between two questions to a daemon that has other things to do.
+const BETWEEN_QUESTIONS: Duration = Duration::from_millis(5);
+
 /// The status once no copy waits for a lower tier any more.
 pub(super) fn settled(socket: &Path) -> miette::Result<Value> {
     let end = Instant::now() + DEADLINE;
@@ -150,6 +153,7 @@ pub(super) fn settled(socket: &Path) -> miette::Result<Value> {
         if Instant::now() > end {
             return Err(miette!("copies still wait for a lower tier after {DEADLINE:?}"));
         }
+        std::thread::sleep(BETWEEN_QUESTIONS);
     }
 }
 

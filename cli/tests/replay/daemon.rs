@@ -95,7 +95,7 @@ fn config_text(folder: &Path, dram: &str, nvme: Option<&str>) -> String {
     if let Some(capacity) = nvme {
         let path = folder.join("nvme");
         text += &format!(
-            "[[tier]]\nname = \"nvme\"\nbackend = \"nvme\"\ncapacity = \"{capacity}\"\n\
+            "[[tier]]\nname = \"nvme\"\nbackend = \"nvme\"\ncapacity = \"{capacity}\"\ndeadline = \"60s\"\n\
              [tier.options]\npaths = [{path:?}]\n"
         );
     }

@@ -177,11 +177,13 @@ pub(crate) fn summary(outcomes: &[Outcome]) -> BTreeMap<String, usize> {
     counts
 }
 
-/// A DRAM tier over an NVMe tier in the place's own folder, and `more` of TOML.
+/// A DRAM tier over an NVMe tier in the place's own folder, and `more` of TOML. A disk that others keep busy too misses
+/// no deadline.
 pub(crate) fn with_nvme(dram: &str, nvme: &str, more: &str) -> Place {
     let plugin = built(workspace().join("backends/nvme/plugin"), &[]);
     let tier = format!(
-        "[[tier]]\nname = \"nvme\"\nbackend = \"{}\"\ncapacity = \"{nvme}\"\n[tier.options]\npaths = [\"PATH/nvme\"]\n{more}",
+        "[[tier]]\nname = \"nvme\"\nbackend = \"{}\"\ncapacity = \"{nvme}\"\ndeadline = \"60s\"\n[tier.options]\n\
+         paths = [\"PATH/nvme\"]\n{more}",
         plugin.display()
     );
     let place = Place::new(dram, &tier);
