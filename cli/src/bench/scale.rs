@@ -52,8 +52,9 @@ pub(crate) struct Scale {
 
 /// Measures and prints.
 pub(crate) fn run(arguments: &Scale, socket: &Path) -> miette::Result<()> {
-    let empty = ask(socket)?;
+    // Waits for a daemon that is only just starting.
     let filler = Filler::start(socket, arguments.block_bytes)?;
+    let empty = ask(socket)?;
     let chains = arguments.blocks.div_ceil(CHAIN_BLOCKS);
     let began = Instant::now();
     let mut from = 0;

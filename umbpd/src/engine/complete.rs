@@ -5,7 +5,7 @@ use umbp_protocol::message::{Event, MissReason, RemovedReason};
 
 use super::api::{Action, TierIndex, TierState, Time};
 use super::deletes::is_gone;
-use super::lower::Purpose;
+use super::lower::{InFlight, Purpose};
 use super::slab::NONE;
 use super::state::{DRAM, Engine, Timer};
 use super::tier::{CopyState, LIMIT_RAISE_EVERY_NS};
@@ -276,6 +276,7 @@ impl Engine {
             self.end_promotion(entry, Err(MissReason::TierDown));
         }
         if state == TierState::Failed {
+            self.stay(tier);
             let operations = &self.operations;
             self.timers.retain(|(_, timer)| match timer {
                 Timer::Operation(id) => operations.get(id).is_some_and(|operation| operation.tier != tier),
@@ -283,5 +284,16 @@ impl Engine {
                 _ => true,
             });
         }
+    }
+
+    /// What was to leave the first tier once it had a copy in this one, which has failed, does not: its room is not
+    /// to be reckoned with.
+    fn stay(&mut self, tier: usize) {
+        let demoted = |in_flight: &InFlight| match in_flight.purpose {
+            Purpose::Put { dram, .. } if in_flight.tier == tier => Some(dram),
+            _ => None,
+        };
+        let slots: Vec<u32> = self.operations.values().filter_map(demoted).collect();
+        slots.into_iter().for_each(|slot| self.set_leaving(slot, false));
     }
 }

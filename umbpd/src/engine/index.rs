@@ -262,7 +262,11 @@ impl Index {
         let mut changed = false;
         for slot in path.iter().rev() {
             let before = self.entries[*slot].flags;
-            self.settle_cut(*slot);
+            match *slot == path[0] {
+                true => self.settle_cut(*slot),
+                // Nobody may have noted these.
+                false => self.settle_unnoted(*slot),
+            }
             changed |= self.entries[*slot].flags != before;
         }
         (path.len(), changed)

@@ -22,6 +22,32 @@ impl Engine {
     /// of a lease that [`Engine::lease_begin`] opened. Touches what is present already. Where room runs out, the
     /// rest of the lease's new blocks is refused, so that no hole is left in a chain (G7).
     pub fn reserve(&mut self, session: SessionId, lease: LeaseId, items: &[ReserveItem], now: Time) -> Vec<Reserved> {
+        self.reserve_guard(session, lease, items, now);
+        let guarded = self.work;
+        let answers = self.reserve_guarded(session, lease, items, now);
+        self.work += guarded;
+        answers
+    }
+
+    /// The first half of [`Engine::reserve`]: touches what a slice has already, once, whatever parts the second half
+    /// is given it in.
+    pub fn reserve_guard(&mut self, session: SessionId, lease: LeaseId, items: &[ReserveItem], now: Time) {
+        self.begin();
+        if items.len() <= KEYS_PER_SLICE_MAX && self.lease_lives(session, lease, LeaseKind::Write, now) {
+            let used: Vec<u32> = items.iter().rev().filter_map(|item| self.known_part(item)).collect();
+            self.touch(Use::Guard, used.into_iter());
+        }
+    }
+
+    /// The second half: room for a slice or the next part of one. It may evict, so that parts are better small where
+    /// others wait for their turn.
+    pub fn reserve_guarded(
+        &mut self,
+        session: SessionId,
+        lease: LeaseId,
+        items: &[ReserveItem],
+        now: Time,
+    ) -> Vec<Reserved> {
         self.begin();
         let tenant = self.tenant_of(session);
         let (Some(tenant), true) = (tenant, items.len() <= KEYS_PER_SLICE_MAX) else {
@@ -30,8 +56,6 @@ impl Engine {
         if !self.lease_lives(session, lease, LeaseKind::Write, now) {
             return vec![Reserved::Refused; items.len()];
         }
-        let used: Vec<u32> = items.iter().rev().filter_map(|item| self.known_part(item)).collect();
-        self.touch(Use::Guard, used.into_iter());
         let over = self.draining
             || !self.tiers[DRAM].running()
             || self.quarantine_of(session) >= self.settings.quarantine_bytes;

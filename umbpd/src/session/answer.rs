@@ -7,10 +7,9 @@ use super::refusal;
 use crate::core::Hub;
 use crate::engine::{KEYS_PER_SLICE_MAX, LeaseKind};
 
-/// Keys of a request that are answered before others have their turn: a small lookup beside a large store that evicts
-/// waits for so many at most. Fewer would gain it little more.
-const KEYS_PER_TURN: usize = 128;
-const _: () = assert!(KEYS_PER_TURN <= KEYS_PER_SLICE_MAX, "what one call of the engine takes");
+/// Blocks of a Reserve that get their room, and may evict others for it, before others have their turn: a small lookup
+/// beside a large store waits for so many at most. Fewer would gain it little more.
+const BLOCKS_PER_TURN: usize = 128;
 
 /// Answers one request. Between slices other tasks get their turn.
 pub async fn answer(hub: &Hub, session: SessionId, request: Request) -> Reply {
@@ -65,7 +64,7 @@ pub async fn answer(hub: &Hub, session: SessionId, request: Request) -> Reply {
 }
 
 fn slices<T>(all: &[T]) -> impl Iterator<Item = &[T]> {
-    all.chunks(KEYS_PER_TURN)
+    all.chunks(KEYS_PER_SLICE_MAX)
 }
 
 /// Lets others have their turn, before every slice but the first.
@@ -82,7 +81,11 @@ async fn reserve(hub: &Hub, session: SessionId, items: &[ReserveItem]) -> Reply 
     let mut answers = Vec::with_capacity(items.len());
     for slice in slices(items) {
         turn(&answers).await;
-        answers.extend(hub.with(|engine, now| engine.reserve(session, lease, slice, now)));
+        hub.with(|engine, now| engine.reserve_guard(session, lease, slice, now));
+        for part in slice.chunks(BLOCKS_PER_TURN) {
+            turn(&answers).await;
+            answers.extend(hub.with(|engine, now| engine.reserve_guarded(session, lease, part, now)));
+        }
     }
     let (lease, lease_ms) = hub.with(|engine, now| engine.lease_finish(lease, now));
     Reply::Reserve { lease, lease_ms, items: answers }

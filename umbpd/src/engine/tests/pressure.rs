@@ -1,9 +1,11 @@
 //! What a full first tier costs those who ask, and whom it turns away.
 
+use umbp_plugin_api::Status;
+use umbp_plugin_api::types::code;
 use umbp_protocol::message::{Found, Reserved};
 
-use super::rig::{Rig, settings};
-use crate::engine::api::{EvictionPolicy, Settings};
+use super::rig::{BLOCK, Rig, settings};
+use crate::engine::api::{EvictionPolicy, Settings, WritePolicy};
 use crate::engine::{EVICTIONS_PER_CALL_MAX, KEYS_PER_SLICE_MAX, LeaseKind};
 
 const ALL: [EvictionPolicy; 3] = [EvictionPolicy::PrefixLru, EvictionPolicy::S3Fifo, EvictionPolicy::ChainHazard];
@@ -142,4 +144,19 @@ fn g5_a_request_that_holds_all_the_coldest_blocks_is_given_room_by_the_others() 
         assert!(answers.iter().all(|answer| matches!(answer, Reserved::Extent(_))), "{eviction:?}: {answers:?}");
         assert!(rig.engine.last_work() < 20_000, "{eviction:?}: {}", rig.engine.last_work());
     }
+}
+
+/// What was on its way into a tier that fails stays for good, so that others have to make the room.
+#[test]
+fn a_tier_that_fails_with_demotions_under_way_costs_no_headroom() {
+    let mut late = settings(&[8, 64]);
+    (late.write, late.headroom[0]) = (WritePolicy::OnEvict, 2 * BLOCK);
+    let mut rig = Rig::new(late);
+    let session = rig.session();
+    rig.store(session, &[1, 2, 3, 4, 5, 6]);
+    rig.store(session, &[11, 12]);
+    assert_eq!((rig.in_flight(code::PUT), rig.status("/tiers/0/used_bytes")), (2, (8 * BLOCK).into()));
+    rig.finish(code::PUT, Status::PANICKED);
+    rig.run_ticks();
+    assert_eq!(rig.status("/tiers/0/used_bytes"), 6 * BLOCK);
 }
