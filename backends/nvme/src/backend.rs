@@ -16,7 +16,7 @@ use crate::namespaces::{Namespace, NamespaceMap};
 use crate::options::Options;
 use crate::port::{Disk, Medium};
 use crate::queue::locked;
-use crate::recovery::Unread;
+use crate::recovery::{Step, Unread};
 use crate::regions::{Address, Region, RegionMap};
 use crate::store::{CAPACITY_MIN_BYTES, Opening, Store};
 use crate::ticket::Slots;
@@ -28,6 +28,8 @@ pub const LARGEST_PAYLOAD_BYTES: u64 = 64 << 20;
 const SLICE_ENTRIES: usize = 1024;
 /// How long a drop without shutdown waits for what is in flight.
 const DROP_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a call of `recover` waits that finds nothing to do yet; loads may share its thread.
+const RECOVERY_WAIT: Duration = Duration::from_millis(5);
 
 /// The nvme tier. One value per tier of the config.
 pub struct Nvme {
@@ -45,6 +47,7 @@ pub struct Nvme {
 #[derive(Default)]
 struct Reading {
     cursor: u64,
+    /// Where it goes on; those that have ended are passed over.
     path: usize,
 }
 
@@ -125,19 +128,13 @@ impl Nvme {
         if let Some(Unread { records, path, error }) = &recovery.unread {
             self.host.count("recovery.unreadable_records", *records);
             let text = format!(
-                "{}: cannot be read ({error}): {records} records, it and all before it, are given up, and with them \
-                 the blocks that no later record names; check the disk",
+                "{}: cannot be read ({error}); recovery goes without {records} records of its folder: blocks that \
+                 they name are missing, and deletions among them are forgotten; check the disk",
                 path.display()
             );
             self.host.log(Level::Error, &text);
         }
-        let given_up = recovery.unread.is_some();
         drop(recovery);
-        if given_up {
-            // A snapshot without them, so that a later life, which may be able to read them, does not find them either.
-            locked(&store.chores).compact = true;
-            store.chores_changed.notify_all();
-        }
         if damaged + cut > 0 {
             self.host.count("recovery.damaged_records", damaged);
             self.host.count("recovery.cut_blocks", cut);
@@ -293,17 +290,30 @@ impl Backend for Nvme {
         if cursor != reading.cursor {
             return Err(Status::INVALID);
         }
-        let Some(store) = self.stores.get(reading.path) else { return Ok(Page::Done) };
         if cursor == 0 {
             self.stores.iter().for_each(|store| self.drop_strangers(store));
         }
-        let ended = locked(&store.recovery).next(limit.max(1), &*store.medium, &**store, blocks);
-        if ended {
-            self.end_recovery(store);
-            reading.path += 1;
+        let (now, count) = (Instant::now(), self.stores.len());
+        let order = (reading.path..count).chain(0..reading.path);
+        let left: Vec<usize> = order.filter(|path| !locked(&self.stores[*path].recovery).ended()).collect();
+        let mut done = left.is_empty();
+        // Where one is to be tried again later, the others go first.
+        if let Some(&path) = left.iter().find(|path| !locked(&self.stores[**path].recovery).waits(now)) {
+            let store = &self.stores[path];
+            reading.path = path;
+            let step = locked(&store.recovery).next(limit.max(1), &*store.medium, &**store, blocks);
+            if step == Step::Ended {
+                self.end_recovery(store);
+                done = left.len() == 1;
+            }
+            if step == Step::Stuck {
+                reading.path = (path + 1) % count;
+            }
+        } else if !done {
+            std::thread::sleep(RECOVERY_WAIT);
         }
         reading.cursor += 1;
-        Ok(if reading.path == self.stores.len() { Page::Done } else { Page::More(reading.cursor) })
+        Ok(if done { Page::Done } else { Page::More(reading.cursor) })
     }
 
     fn stats(&self) -> Stats {

@@ -17,7 +17,7 @@ use crate::store::{Store, bytes_on_disk};
 /// Body of the thread.
 pub(crate) fn keep_house(store: &Arc<Store>, sync_window: Duration) {
     let mut synced = Instant::now();
-    let (mut sync_failed, mut removal_failed) = (false, false);
+    let (mut sync_failed, mut removal_failed, mut unread) = (false, false, false);
     loop {
         let (compact, stop) = await_chores(store, synced + sync_window);
         let sync = catch_unwind(AssertUnwindSafe(|| store.sync())).unwrap_or_else(|_| Err(io::Error::other("a panic")));
@@ -33,8 +33,8 @@ pub(crate) fn keep_house(store: &Arc<Store>, sync_window: Duration) {
             return;
         }
         if compact {
-            let again = store.compaction_failed.load(Ordering::Relaxed);
-            let result = catch_unwind(AssertUnwindSafe(|| write_snapshot(store, &mut synced, sync_window, again)));
+            let attempt = AssertUnwindSafe(|| write_snapshot(store, &mut synced, sync_window, &mut unread));
+            let result = catch_unwind(attempt);
             report(store, result.unwrap_or_else(|_| Err(io::Error::other("a panic"))));
         }
         if catch_unwind(AssertUnwindSafe(|| remove_replaced(store, &mut removal_failed))).is_err() {
@@ -76,9 +76,10 @@ fn report(store: &Store, result: io::Result<()>) {
     store.chores_changed.notify_all();
 }
 
-/// An attempt that was preceded by one that failed does without records that cannot be read: their blocks live on in
-/// memory, and the next life lacks them.
-fn write_snapshot(store: &Store, synced: &mut Instant, sync_window: Duration, again: bool) -> io::Result<()> {
+/// An attempt that was preceded by one that failed since records could not be read, which is told in `unread`, does
+/// without such: their blocks live on in memory, and the next life lacks them.
+fn write_snapshot(store: &Store, synced: &mut Instant, sync_window: Duration, unread: &mut bool) -> io::Result<()> {
+    let again = std::mem::take(unread);
     let (covered, number) = {
         let mut journal = locked(&store.journal);
         // What a failed attempt has closed is covered first: one more journal for each attempt would be too many.
@@ -105,7 +106,7 @@ fn write_snapshot(store: &Store, synced: &mut Instant, sync_window: Duration, ag
                         unreadable += lost;
                         found
                     }
-                    found => found?,
+                    found => found.inspect_err(|_| *unread = true)?,
                 };
                 append_living(store, &mut snapshot, found)?;
                 if synced.elapsed() >= sync_window {
@@ -158,7 +159,7 @@ fn remove_replaced(store: &Store, failed_before: &mut bool) {
     store.host.count("removal_errors", count);
     if !before {
         let text = format!(
-            "{path}: cannot be removed ({error}); a snapshot has replaced it, and its room is taken from blocks: let \
+            "{path}: cannot be removed ({error}); nothing needs it any more, and its room is taken from blocks: let \
              this user remove it"
         );
         store.host.log(Level::Error, &text);

@@ -28,10 +28,12 @@ pub(crate) struct Listing {
     pub(crate) snapshot: Option<u64>,
     /// Journals that count, oldest first.
     pub(crate) journals: Vec<u64>,
-    /// Journals and snapshots that a newer snapshot has replaced.
+    /// Journals and snapshots that a newer snapshot has replaced, and unfinished snapshots.
     pub(crate) replaced: Vec<PathBuf>,
-    /// Temporary files, and all that may not be mistaken for the new store's.
+    /// Small files that would be replaced as a whole, or that no record leads to.
     pub(crate) leftovers: Vec<PathBuf>,
+    /// Journals and snapshots of a damaged store, which could be mistaken for those of the one begun in its place.
+    pub(crate) strangers: Vec<PathBuf>,
 }
 
 impl Folder {
@@ -131,7 +133,7 @@ impl Folder {
         self.handle.sync_all()
     }
 
-    /// Journals, snapshots and leftovers. After a damaged superblock all of them are leftovers.
+    /// Journals, snapshots and leftovers. After a damaged superblock none of them counts.
     pub(crate) fn list(&self) -> io::Result<Listing> {
         let (mut snapshots, mut journals, mut listing) = (Vec::new(), Vec::new(), Listing::default());
         for entry in std::fs::read_dir(&self.path)? {
@@ -142,14 +144,18 @@ impl Folder {
                 journals.push(sequence);
             } else if let Some(sequence) = sequence_of(name, "snapshot.") {
                 snapshots.push(sequence);
-            } else if is_temporary(name) || (self.renewed && matches!(name, "data" | "namespaces")) {
+            } else if name.strip_suffix(".tmp").is_some_and(|stem| sequence_of(stem, "snapshot.").is_some()) {
+                listing.replaced.push(entry.path());
+            } else if matches!(name, "superblock.tmp" | "namespaces.tmp" | "probe.tmp")
+                || (self.renewed && matches!(name, "data" | "namespaces"))
+            {
                 listing.leftovers.push(entry.path());
             }
         }
         listing.snapshot = if self.renewed { None } else { snapshots.iter().copied().max() };
         let first = if self.renewed { u64::MAX } else { listing.snapshot.unwrap_or(0) };
         let old = |&sequence: &u64| sequence < first;
-        let older = if self.renewed { &mut listing.leftovers } else { &mut listing.replaced };
+        let older = if self.renewed { &mut listing.strangers } else { &mut listing.replaced };
         older.extend(snapshots.iter().copied().filter(old).map(|s| self.file(&snapshot_name(s))));
         older.extend(journals.iter().copied().filter(old).map(|s| self.file(&journal_name(s))));
         listing.journals = journals.into_iter().filter(|sequence| !old(sequence)).collect();
@@ -204,12 +210,6 @@ fn trusted(path: &Path, handle: &File) -> Result<(), OpenError> {
 fn sequence_of(name: &str, prefix: &str) -> Option<u64> {
     let digits = name.strip_prefix(prefix)?;
     (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok()).flatten()
-}
-
-fn is_temporary(name: &str) -> bool {
-    name.strip_suffix(".tmp").is_some_and(|stem| {
-        matches!(stem, "superblock" | "namespaces" | "probe") || sequence_of(stem, "snapshot.").is_some()
-    })
 }
 
 fn lock(path: &Path) -> Result<File, OpenError> {

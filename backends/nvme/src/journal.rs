@@ -42,29 +42,6 @@ impl RecordFile {
         Ok(bytes.chunks_exact(RECORD_BYTES).map(|chunk| decode_record(chunk, &self.salt).ok()).collect())
     }
 
-    /// The same as far as it can be read from its end back, with the index of the first record read, and why it is not
-    /// the one that was asked for. Nothing is given up on that was not tried twice.
-    pub(crate) fn read_back(
-        &self,
-        medium: &dyn Medium,
-        first: u64,
-        count: u64,
-    ) -> (u64, Vec<Option<Record>>, Option<io::Error>) {
-        if let Ok(found) = self.read(medium, first, count) {
-            return (first, found, None);
-        }
-        let (mut start, mut found) = (first + count, Vec::new());
-        while start > first {
-            let piece = start - ((start - 1) / RECORDS_PER_RETRY * RECORDS_PER_RETRY).max(first);
-            match self.read(medium, start - piece, piece) {
-                Ok(records) => drop(found.splice(0..0, records)),
-                Err(error) => return (start, found, Some(error)),
-            }
-            start -= piece;
-        }
-        (first, found, None)
-    }
-
     /// The same where some of it cannot be read, which is as if it were not valid; also how many records that is.
     pub(crate) fn read_around(&self, medium: &dyn Medium, first: u64, count: u64) -> (Vec<Option<Record>>, u64) {
         let (mut found, mut unreadable) = (Vec::new(), 0);
@@ -83,58 +60,53 @@ impl RecordFile {
     /// The last batch that has a valid record, up to that record: the index of its first record, and all of it. An
     /// error where something cannot be read behind the last valid record that can.
     fn last_valid(&self, medium: &dyn Medium) -> io::Result<(u64, Vec<Option<Record>>)> {
-        let mut end = self.records;
+        let (mut end, mut pieces_to) = (self.records, None);
         while end > 0 {
-            let first = end.saturating_sub(RECORDS_PER_READ);
-            let (start, mut found, fault) = self.read_back(medium, first, end - first);
+            pieces_to = pieces_to.filter(|to| *to < end);
+            let first = match pieces_to {
+                Some(to) => piece_before(end).max(to),
+                None => end.saturating_sub(RECORDS_PER_READ),
+            };
+            let mut found = match self.read(medium, first, end - first) {
+                Err(_) if pieces_to.is_none() => {
+                    pieces_to = Some(first);
+                    continue;
+                }
+                found => found?,
+            };
             if let Some(index) = found.iter().rposition(Option::is_some) {
                 found.truncate(index + 1);
-                return Ok((start, found));
-            }
-            if let Some(error) = fault {
-                return Err(error);
+                return Ok((first, found));
             }
             end = first;
         }
         Ok((0, Vec::new()))
     }
-
-    /// Of a journal: a sequence that none of its records is beyond; `None` where not one can be read. Its records
-    /// follow each other, so it is known from any.
-    fn highest(&self, medium: &dyn Medium) -> Option<u64> {
-        let mut end = self.records;
-        while end > 0 {
-            let first = end.saturating_sub(RECORDS_PER_READ);
-            let (found, _) = self.read_around(medium, first, end - first);
-            let last =
-                found.iter().zip(first..).filter_map(|(record, at)| record.as_ref().map(|r| (r.sequence, at))).last();
-            if let Some((sequence, at)) = last {
-                return Some(sequence.saturating_add(self.records - 1 - at));
-            }
-            end = first;
-        }
-        None
-    }
 }
 
-/// A sequence that no record has had, from the files before the end of the newest journal, oldest first. Those that
-/// cannot be read count as if each of their records were one.
+/// Where the piece begins that ends before record `end`.
+pub(crate) fn piece_before(end: u64) -> u64 {
+    end.saturating_sub(1) / RECORDS_PER_RETRY * RECORDS_PER_RETRY
+}
+
+/// A sequence that no record has had, where the newest journal's end does not tell. Its name does: no record before it
+/// has had that number, and none in it one that is higher by its length. The others are asked for the sake of folders
+/// whose journals were counted; those that cannot be read, or not at their end, as if each of their records were one.
 fn sequence_after(
     medium: &dyn Medium,
-    current: &RecordFile,
+    (number, current): (u64, &RecordFile),
     closed: &[RecordFile],
     snapshot: Option<&RecordFile>,
-) -> io::Result<u64> {
-    let mut unknown = 1_u64;
-    for file in std::iter::once(current).chain(closed.iter().rev()) {
-        if let Some(highest) = file.highest(medium) {
-            return Ok(highest.saturating_add(unknown));
+) -> u64 {
+    let (named, mut later) = (number.saturating_add(current.records), current.records);
+    for file in closed.iter().rev().chain(snapshot) {
+        let end = file.last_valid(medium).ok().and_then(|(_, found)| found.last().copied().flatten());
+        if let Some(record) = end {
+            return named.max(record.sequence.saturating_add(1 + later));
         }
-        unknown = unknown.saturating_add(file.records);
+        later += file.records;
     }
-    let Some(file) = snapshot else { return Ok(unknown) };
-    let newest = file.last_valid(medium)?.1.last().copied().flatten();
-    Ok(newest.map_or(0, |record| record.sequence).saturating_add(unknown))
+    named
 }
 
 /// The end of the newest journal as opening it has read it, so that recovery need not read it again.
@@ -190,8 +162,8 @@ impl Journal {
             newest = records.last().copied().flatten().map(|record| record.sequence);
         }
         let next_sequence = match newest {
-            Some(newest) => newest.saturating_add(1),
-            None => sequence_after(medium, &current, &closed, snapshot.as_ref())?,
+            Some(newest) => newest.saturating_add(1).max(number),
+            None => sequence_after(medium, (number, &current), &closed, snapshot.as_ref()),
         };
         let mut journal = Self {
             present: Arc::new(Mutex::new(Present { files: Vec::new(), replaced: Vec::new(), number })),
@@ -250,9 +222,10 @@ impl Journal {
         Ok(())
     }
 
-    /// Begins the next journal; everything before it is what the next snapshot covers.
+    /// Begins the next journal, named by its first record's sequence; everything before it is what the next snapshot
+    /// covers.
     pub(crate) fn rotate(&mut self, folder: &Folder, medium: &dyn Medium) -> io::Result<()> {
-        let number = self.number + 1;
+        let number = self.next_sequence.max(self.number.saturating_add(1));
         let (name, salt) = (journal_name(number), Salt::journal(folder.uuid(), number));
         let begun = RecordFile { records: 0, ..RecordFile::open(folder, &name, salt)? };
         begun.file.set_len(0)?;
@@ -261,6 +234,7 @@ impl Journal {
             self.torn = false;
         }
         let old = std::mem::replace(&mut self.current, begun);
+        self.next_sequence = number;
         if let Err(error) = self.append(medium, &mut [Record::start()]) {
             let failed = std::mem::replace(&mut self.current, old);
             let _ = std::fs::remove_file(&failed.path);

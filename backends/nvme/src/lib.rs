@@ -11,7 +11,7 @@
 //!
 //! Modules in reading order: [`mod@format`] (bytes on disk), [`options`], `live` (living blocks), `ranges`, `space`
 //! (which units are free, and which are on disk), `folder` (lock, superblock, files), `namespaces`, `journal`,
-//! `recovery`, `compact` (sync windows and snapshots), `ticket`, `queue`, `transfer`, `inbox`, [`port`] (how pieces
+//! `patience` (tries of reads that fail), `recovery`, `compact` (sync windows and snapshots), `ticket`, `queue`, `transfer`, `inbox`, [`port`] (how pieces
 //! reach the disk, and where faults are injected), `piece`, `driver`, `keeper`, `verify`, `store` (one path), `punch`
 //! (room given back), `regions`, `launch` (threads begin and end), `submit`, [`backend`] (the seam to the host).
 
@@ -27,6 +27,7 @@ mod launch;
 mod live;
 mod namespaces;
 pub mod options;
+mod patience;
 mod piece;
 pub mod port;
 mod punch;

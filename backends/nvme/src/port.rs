@@ -103,6 +103,8 @@ pub trait Port {
 pub const BUFFERS_MAX: u16 = 1024;
 /// How long a store waits for room at most, whatever its deadline.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(5);
+/// How long recovery tries again to read what cannot be read, in one path.
+const READ_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The machine, as far as this backend needs it. [`Disk`] is the real one; tests put faults around it.
 pub trait Medium: Send + Sync + 'static {
@@ -137,7 +139,7 @@ pub trait Medium: Send + Sync + 'static {
         Ok(rustix::fs::fallocate(file, flags, offset, length)?)
     }
 
-    /// Takes a journal or snapshot that is replaced out of the folder.
+    /// Takes a file that nothing needs any more out of the folder.
     fn remove(&self, path: &Path) -> io::Result<()> {
         std::fs::remove_file(path)
     }
@@ -145,6 +147,11 @@ pub trait Medium: Send + Sync + 'static {
     /// How long a store waits for room that is under way, at most.
     fn room_wait(&self) -> Duration {
         ROOM_WAIT_MAX
+    }
+
+    /// How long recovery tries again to read what cannot be read, in one path and in all; then it goes without.
+    fn read_patience(&self) -> Duration {
+        READ_PATIENCE
     }
 
     /// Sets the length of the data file.

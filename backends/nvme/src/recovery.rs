@@ -6,11 +6,13 @@
 use std::collections::HashSet;
 use std::io;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use umbp_plugin_api::types::RecoveredBlock;
 
 use crate::format::{Kind, Record, UNIT_BYTES, units_of};
-use crate::journal::{RECORDS_PER_READ, RecordFile, Tail};
+use crate::journal::{RECORDS_PER_READ, RecordFile, Tail, piece_before};
+use crate::patience::Patience;
 use crate::port::Medium;
 use crate::space::{Live, location};
 
@@ -24,27 +26,42 @@ pub(crate) struct Recovery {
     files: Vec<RecordFile>,
     /// Read from the file, not looked at yet; the next one is the last.
     batch: Vec<Option<Record>>,
+    /// Down to this record the first file is read in pieces, since so much at once cannot be.
+    pieces_to: Option<u64>,
+    patience: Patience,
+    ended: bool,
     /// One bit per unit: written by a record already seen.
     covered: Vec<u64>,
     units: u64,
     data_bytes: u64,
     /// Generations that a delete record has ended.
-    ended: HashSet<u64>,
+    deleted: HashSet<u64>,
     /// Records that did not match their checksum.
     pub(crate) damaged: u64,
     /// Puts beyond the end of the data file.
     pub(crate) beyond_end: u64,
-    /// Where it ended before its time.
+    /// What it went without.
     pub(crate) unread: Option<Unread>,
 }
 
 /// Records that recovery went without.
 pub(crate) struct Unread {
-    /// Those that cannot be read, and all before them.
+    /// Those that were read together with one that cannot be, too.
     pub(crate) records: u64,
-    /// The file that cannot be read.
+    /// The file of the first of them.
     pub(crate) path: PathBuf,
     pub(crate) error: io::Error,
+}
+
+/// How a call ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// There is more to read.
+    More,
+    /// A read has failed and is to be tried again later.
+    Stuck,
+    /// All was read that can be.
+    Ended,
 }
 
 /// What the store does for recovery.
@@ -58,8 +75,9 @@ pub(crate) trait Claims {
 }
 
 impl Recovery {
-    /// Of `files`, newest first, with a data file of `data_bytes`; the end of the newest was read as `tail`.
-    pub(crate) fn new(path: u8, mut files: Vec<RecordFile>, tail: Tail, data_bytes: u64) -> Self {
+    /// Of `files`, newest first, with a data file of `data_bytes`; the end of the newest was read as `tail`. What cannot
+    /// be read is tried again for `patience` in all.
+    pub(crate) fn new(path: u8, mut files: Vec<RecordFile>, tail: Tail, data_bytes: u64, patience: Duration) -> Self {
         if let Some(newest) = files.first_mut() {
             newest.records = tail.before;
         }
@@ -69,31 +87,47 @@ impl Recovery {
             path,
             files,
             batch: tail.records,
+            pieces_to: None,
+            patience: Patience::new(patience),
+            ended: false,
             covered,
             units,
             data_bytes,
-            ended: HashSet::new(),
+            deleted: HashSet::new(),
             damaged: 0,
             beyond_end: 0,
             unread: None,
         }
     }
 
-    /// Pushes at most `limit` living blocks; true when all records were read that are to be.
+    /// All was read that can be.
+    pub(crate) fn ended(&self) -> bool {
+        self.ended
+    }
+
+    /// A read that failed is not to be tried again yet.
+    pub(crate) fn waits(&self, now: Instant) -> bool {
+        self.patience.waits(now)
+    }
+
+    /// Pushes at most `limit` living blocks.
     pub(crate) fn next(
         &mut self,
         limit: usize,
         medium: &dyn Medium,
         claims: &dyn Claims,
         blocks: &mut Vec<RecoveredBlock>,
-    ) -> bool {
+    ) -> Step {
         let mut pushed = 0;
         for _ in 0..RECORDS_PER_CALL {
             if pushed >= limit {
-                return false;
+                return Step::More;
             }
-            if self.batch.is_empty() && !self.refill(medium) {
-                return true;
+            if self.batch.is_empty()
+                && let Err(step) = self.refill(medium)
+            {
+                self.ended = step == Step::Ended;
+                return step;
             }
             match self.batch.pop() {
                 Some(Some(record)) => pushed += usize::from(self.take(&record, claims, blocks)),
@@ -101,41 +135,54 @@ impl Recovery {
                 None => {}
             }
         }
-        false
+        Step::More
     }
 
-    fn refill(&mut self, medium: &dyn Medium) -> bool {
-        while let Some(file) = self.files.first_mut() {
-            if file.records == 0 {
+    /// The next batch. One piece that cannot be read ends the call, since on a real disk each takes its time.
+    fn refill(&mut self, medium: &dyn Medium) -> Result<(), Step> {
+        loop {
+            let Some(file) = self.files.first_mut() else { return Err(Step::Ended) };
+            let end = file.records;
+            self.pieces_to = self.pieces_to.filter(|to| *to < end);
+            if end == 0 {
                 self.files.remove(0);
                 continue;
             }
-            let first = file.records.saturating_sub(RECORDS_PER_READ);
-            let (start, found, fault) = file.read_back(medium, first, file.records - first);
-            (self.batch, file.records) = (found, start);
-            if let Some(error) = fault {
-                // What cannot be read may be the deletion of any block before it, so none of those is believed.
-                let records = self.files.iter().map(|file| file.records).sum();
-                self.unread = self.files.drain(..).next().map(|file| Unread { records, path: file.path, error });
-            }
-            if !self.batch.is_empty() {
-                return true;
+            let first = match self.pieces_to {
+                Some(to) => piece_before(end).max(to),
+                None => end.saturating_sub(RECORDS_PER_READ),
+            };
+            match file.read(medium, first, end - first) {
+                Ok(found) => {
+                    self.patience.succeeded();
+                    (self.batch, file.records) = (found, first);
+                    return Ok(());
+                }
+                Err(_) if self.pieces_to.is_none() => self.pieces_to = Some(first),
+                Err(_) if !self.patience.failed(Instant::now()) => return Err(Step::Stuck),
+                Err(error) => {
+                    // As damaged records are: a deletion among them brings its block back at most, whose bytes are
+                    // checked like any other's.
+                    file.records = first;
+                    let unread = Unread { records: 0, path: file.path.clone(), error };
+                    self.unread.get_or_insert(unread).records += end - first;
+                    return Err(Step::More);
+                }
             }
         }
-        false
     }
 
     fn take(&mut self, record: &Record, claims: &dyn Claims, blocks: &mut Vec<RecoveredBlock>) -> bool {
         match record.kind {
             Kind::Start => return false,
             Kind::Delete => {
-                self.ended.insert(record.generation);
+                self.deleted.insert(record.generation);
                 return false;
             }
             Kind::Put => {}
         }
         let length = u64::from(record.length);
-        let ended = self.ended.remove(&record.generation);
+        let ended = self.deleted.remove(&record.generation);
         let fits = record.unit + units_of(length) <= self.units && record.unit * UNIT_BYTES + length <= self.data_bytes;
         if !fits {
             self.beyond_end += u64::from(!ended);

@@ -103,12 +103,20 @@ impl Opening {
             self.host.count("fallback.renewed", 1);
         }
         let listing = folder.list().map_err(|e| failed("list the folder", e))?;
-        for leftover in &listing.leftovers {
-            std::fs::remove_file(leftover).map_err(|e| failed("remove a leftover", e))?;
+        for stranger in &listing.strangers {
+            self.medium.remove(stranger).map_err(|error| {
+                let (path, name) = (path.display(), stranger.display());
+                OpenError::Environment(format!(
+                    "path {path}: cannot remove {name}: {error}. It is of the damaged store that was here, and could be \
+                     taken for this one's own: remove it by hand, or name another folder in the tier's `paths`"
+                ))
+            })?;
         }
-        for old in &listing.replaced {
-            // What stays counts as taken, and its removal is tried again.
-            let _ = self.medium.remove(old);
+        // A leftover is overwritten before it is used. What was replaced counts as taken, and is tried again.
+        for file in listing.leftovers.iter().chain(&listing.replaced) {
+            if self.medium.remove(file).is_err() {
+                self.host.count("removal_errors", 1);
+            }
         }
         let known = match known {
             Some(known) => known,
@@ -128,7 +136,8 @@ impl Opening {
         let listing = folder.list().map_err(|e| failed("list the folder", e))?;
         let (journal, tail) =
             Journal::open(&folder, &listing, &*self.medium).map_err(|e| failed("open the journal", e))?;
-        let recovery = Recovery::new(self.index as u8, journal.files(), tail, length);
+        let patience = self.medium.read_patience();
+        let recovery = Recovery::new(self.index as u8, journal.files(), tail, length, patience);
         let floor = (self.capacity / 128).clamp(JOURNAL_FLOOR_MIN_BYTES, JOURNAL_FLOOR_MAX_BYTES);
         let mut space = Space::new(self.capacity, length.div_ceil(UNIT_BYTES), holes(&data, length), floor);
         space.left_behind(listing.replaced.iter().map(|path| bytes_on_disk(path.symlink_metadata())).sum());

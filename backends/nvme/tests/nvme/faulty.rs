@@ -60,6 +60,12 @@ pub(crate) struct Faults {
     pub(crate) unreadable: Mutex<Vec<(String, Range<u64>)>>,
     /// Files whose path has this in it cannot be removed.
     pub(crate) unremovable: Mutex<Option<String>>,
+    /// The next sync of an unfinished snapshot fails, and the two reads of metadata that come after it.
+    pub(crate) fail_snapshot: AtomicBool,
+    /// Reads of metadata that failed.
+    pub(crate) failed_reads: AtomicUsize,
+    /// Recovery tries again without an end; else not at all.
+    pub(crate) stubborn: AtomicBool,
     /// Stores wait for room without an end.
     pub(crate) patient: AtomicBool,
     /// Offset and bytes of each read of metadata.
@@ -162,12 +168,14 @@ impl Medium for Faulty {
         let mut plan = self.0.fail_read.lock().unwrap();
         if plan.1 > 0 {
             plan.1 -= 1;
+            self.0.failed_reads.fetch_add(1, SeqCst);
             return Err(io::Error::from_raw_os_error(plan.0));
         }
         let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?.to_string_lossy().into_owned();
         let end = offset + bytes.len() as u64;
         let hit = |(of, bad): &(String, Range<u64>)| name.ends_with(of) && bad.start < end && offset < bad.end;
         if self.0.unreadable.lock().unwrap().iter().any(hit) {
+            self.0.failed_reads.fetch_add(1, SeqCst);
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
         self.0.reads.lock().unwrap().push((offset, bytes.len()));
@@ -176,11 +184,20 @@ impl Medium for Faulty {
 
     fn sync(&self, file: &File) -> io::Result<()> {
         errno(&self.0.sync)?;
+        let name = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?.to_string_lossy().into_owned();
+        if name.ends_with(".tmp") && self.0.fail_snapshot.swap(false, SeqCst) {
+            *self.0.fail_read.lock().unwrap() = (libc::EIO, 2);
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
         Disk.sync(file)
     }
 
     fn room_wait(&self) -> Duration {
         if self.0.patient.load(SeqCst) { Duration::from_secs(3600) } else { Disk.room_wait() }
+    }
+
+    fn read_patience(&self) -> Duration {
+        Duration::from_secs(if self.0.stubborn.load(SeqCst) { 3600 } else { 0 })
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {

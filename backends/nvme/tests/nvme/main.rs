@@ -9,6 +9,7 @@ mod format;
 mod hangs;
 mod history;
 mod io;
+mod leftovers;
 mod places;
 mod power;
 mod power_cut;

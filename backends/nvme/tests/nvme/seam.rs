@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use tempfile::TempDir;
 use umbp_plugin_api::backend::Recovery;
@@ -37,7 +38,12 @@ fn records_on_disk(path: &Path) -> Vec<usize> {
 }
 
 fn open(path: &Path) -> (Tier, Arc<Faults>) {
+    open_with(path, |_| {})
+}
+
+fn open_with(path: &Path, plan: impl FnOnce(&Faults)) -> (Tier, Arc<Faults>) {
     let (medium, faults) = Faulty::new();
+    plan(&faults);
     let tier = Tier::open_with(&config(path, CAPACITY, "sync_window = \"1h\""), medium).unwrap();
     tier.introduce();
     (tier, faults)
@@ -67,18 +73,67 @@ fn recovery_reads_each_record_once_and_in_batches_while_the_tier_serves() {
 }
 
 #[test]
-fn a_read_that_fails_once_is_tried_again_and_loses_nothing() {
-    // E7: a passing error of the disk while reading back.
+fn a6_reads_that_fail_for_a_while_are_tried_again_and_lose_nothing() {
+    // A6, E3, E7: an outage while reading back, be it twenty calls long; meanwhile the tier serves.
     let (place, count) = stored();
-    let (tier, faults) = open(place.path());
-    let (mut cursor, mut blocks, mut fault) = (0, Vec::new(), 1);
+    let (tier, faults) = open_with(place.path(), |faults| faults.stubborn.store(true, SeqCst));
+    *faults.fail_read.lock().unwrap() = (libc::EIO, u32::MAX);
+    let (mut cursor, mut blocks, mut idle) = (0, Vec::new(), 0);
     loop {
-        *faults.fail_read.lock().unwrap() = (libc::EIO, fault);
-        fault = 1 - fault;
+        let before = blocks.len();
+        match tier.nvme.recover(cursor, PAGE_BLOCKS, &mut blocks).unwrap() {
+            Recovery::More(next) => cursor = next,
+            Recovery::Done => break,
+        }
+        idle += usize::from(blocks.len() == before);
+        if idle == 20 {
+            *faults.fail_read.lock().unwrap() = (0, 0);
+            assert!(tier.put(10_000, 5000).is_ok_and(|stored| tier.get(&stored) == Ok(())));
+        }
+    }
+    assert!(idle >= 20 && faults.failed_reads.load(SeqCst) > 2);
+    assert_eq!((blocks.len(), tier.told.counted("recovery.unreadable_records")), (count, 0));
+}
+
+#[test]
+fn a6_a_read_that_fails_in_each_call_is_tried_again_and_loses_nothing() {
+    let (place, count) = stored();
+    let (tier, faults) = open_with(place.path(), |faults| faults.stubborn.store(true, SeqCst));
+    let (mut cursor, mut blocks, mut failures) = (0, Vec::new(), 1);
+    loop {
+        *faults.fail_read.lock().unwrap() = (libc::EIO, failures);
+        // One costs a try of less at once, two a later one.
+        failures = (failures + 1) % 3;
         match tier.nvme.recover(cursor, PAGE_BLOCKS, &mut blocks).unwrap() {
             Recovery::More(next) => cursor = next,
             Recovery::Done => break,
         }
     }
     assert_eq!((blocks.len(), tier.told.counted("recovery.unreadable_records")), (count, 0));
+}
+
+#[test]
+fn k3_a_folder_that_cannot_be_read_at_all_opens_after_few_reads_and_is_whole_again_later() {
+    // A6, E3, K3: it serves, empty; once the disk reads again a new life has everything.
+    let (place, count) = stored();
+    let records: usize = records_on_disk(place.path()).iter().sum();
+    let (medium, faults) = Faulty::new();
+    for entry in std::fs::read_dir(place.path()).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        faults.unreadable.lock().unwrap().push((name, 0..u64::MAX));
+    }
+    let tier = Tier::open_with(&config(place.path(), CAPACITY, "sync_window = \"1h\""), medium).unwrap();
+    tier.introduce();
+    let (failed, files) = (faults.failed_reads.load(SeqCst), records_on_disk(place.path()).len());
+    assert!(failed <= 2 * files, "{failed} reads of {files} files");
+    assert_eq!(tier.recover().len(), 0);
+    assert_eq!(tier.told.counted("recovery.unreadable_records"), records as u64);
+    let new = tier.put(10_000, 5000).unwrap();
+    assert_eq!(tier.get(&new), Ok(()));
+    assert_eq!(tier.delete(&new), Status::OK);
+    tier.shutdown();
+    let (tier, _) = open(place.path());
+    let found = tier.recover();
+    // The unit that was written meanwhile may have been a block's.
+    assert!((count - 2..=count).contains(&found.len()), "{}", found.len());
 }
