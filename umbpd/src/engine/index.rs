@@ -252,24 +252,21 @@ impl Index {
     pub(super) fn settle_path(&mut self, slot: u32, most: usize) -> (usize, bool) {
         let mut path = vec![slot];
         let mut at = slot;
-        while let Some(parent) = self.above(at).filter(|parent| self.entries[*parent].flags & (CUT | PENDING) != 0) {
-            if path.len() >= most {
-                break;
-            }
+        let in_doubt = |parent: &u32| self.entries[*parent].flags & (CUT | PENDING) != 0;
+        while let Some(parent) = self.above(at).filter(in_doubt).filter(|_| path.len() < most) {
             path.push(parent);
             at = parent;
         }
         let mut changed = false;
-        for slot in path.iter().rev() {
+        // Those above may be noted nowhere.
+        for slot in path[1..].iter().rev() {
             let before = self.entries[*slot].flags;
-            match *slot == path[0] {
-                true => self.settle_cut(*slot),
-                // Nobody may have noted these.
-                false => self.settle_unnoted(*slot),
-            }
+            self.settle_unnoted(*slot);
             changed |= self.entries[*slot].flags != before;
         }
-        (path.len(), changed)
+        let before = self.entries[slot].flags;
+        self.settle_cut(slot);
+        (path.len(), changed || self.entries[slot].flags != before)
     }
 
     /// It has to be told later whether the entry is an orphan.
