@@ -34,12 +34,15 @@ impl Store {
             let mut range = Punching { store: self, start, units, done: false };
             let result = self.medium.punch(&self.data, start * UNIT_BYTES, units * UNIT_BYTES);
             range.done = result.is_ok();
+            // Told before those who wait for the room learn of it.
+            match &result {
+                Ok(()) => self.host.count("punched_units", units),
+                Err(error) => self.punch_failed(error),
+            }
             drop(range);
-            if let Err(error) = result {
-                self.punch_failed(&error);
+            if result.is_err() {
                 return false;
             }
-            self.host.count("punched_units", units);
         }
         locked(&self.space).punch_due()
     }
