@@ -11,9 +11,10 @@
 //!
 //! Modules in reading order: [`mod@format`] (bytes on disk), [`options`], `live` (living blocks), `ranges`, `space`
 //! (which units are free, and which are on disk), `folder` (lock, superblock, files), `namespaces`, `journal`,
-//! `patience` (tries of reads that fail), `recovery`, `compact` (sync windows and snapshots), `ticket`, `queue`, `transfer`, `inbox`, [`port`] (how pieces
-//! reach the disk, and where faults are injected), `piece`, `driver`, `keeper`, `verify`, `store` (one path), `punch`
-//! (room given back), `regions`, `launch` (threads begin and end), `submit`, [`backend`] (the seam to the host).
+//! `patience` (tries of reads that fail), `recovery`, `compact` (sync windows and snapshots), `ticket`, `queue`,
+//! `transfer`, `inbox`, [`port`] (how pieces reach the disk, and where faults are injected), `piece`, `driver`,
+//! `keeper`, `verify`, `store` (one path), `punch` (room given back), `regions`, `launch` (threads begin and end),
+//! `submit`, [`backend`] (the seam to the host).
 
 pub mod backend;
 mod compact;
