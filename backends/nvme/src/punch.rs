@@ -34,12 +34,14 @@ impl Store {
             let mut range = Punching { store: self, start, units, done: false };
             let result = self.medium.punch(&self.data, start * UNIT_BYTES, units * UNIT_BYTES);
             range.done = result.is_ok();
-            drop(range);
-            if let Err(error) = result {
-                self.punch_failed(&error);
-                return false;
+            // Told before the range is let go, and with it who waits for its room.
+            match result {
+                Ok(()) => self.host.count("punched_units", units),
+                Err(error) => {
+                    self.punch_failed(&error);
+                    return false;
+                }
             }
-            self.host.count("punched_units", units);
         }
         locked(&self.space).punch_due()
     }
