@@ -58,7 +58,7 @@ fn k1_temporary_files_that_cannot_be_removed_count_as_taken_and_refuse_nothing()
 
 #[test]
 fn a_damaged_stores_journal_that_cannot_be_removed_is_refused_with_a_remedy_and_its_data_is_not() {
-    // E2, J2: the journal could be taken for the new store's own; data that no record leads to could not.
+    // J2: the journal could be taken for the new store's own; data that no record leads to could not.
     let place = folder();
     stored(place.path());
     damage_superblock(place.path());
