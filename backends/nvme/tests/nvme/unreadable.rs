@@ -206,6 +206,13 @@ fn e7_a_journal_whose_end_cannot_be_read_is_left_as_it_is_and_the_next_one_begin
     assert_eq!(sorted(&found), (10..40).chain(100..150).chain([700]).collect::<Vec<_>>(), "where it can be read again");
 }
 
+/// Those of a journal's records.
+fn sequences(path: &Path, name: &str) -> Vec<u64> {
+    let bytes = std::fs::read(path.join(name)).unwrap();
+    let records = bytes.chunks_exact(RECORD_BYTES as usize);
+    records.map(|record| u64::from_le_bytes(record[8..16].try_into().unwrap())).collect()
+}
+
 #[test]
 fn e7_where_neither_journal_nor_snapshot_can_be_read_the_store_opens_and_gives_no_number_twice() {
     // E7, K2: the numbers of a journal are far beyond those of the blocks that live in the snapshot before it.
@@ -228,6 +235,10 @@ fn e7_where_neither_journal_nor_snapshot_can_be_read_the_store_opens_and_gives_n
             assert_eq!(tier.delete(&block), Status::OK);
         }
         tier.put(900, 1000).unwrap();
+        let given: Vec<u64> =
+            names(place.path(), "journal.").iter().flat_map(|name| sequences(place.path(), name)).collect();
+        let rising = given.windows(2).all(|pair| pair[0] < pair[1]);
+        assert!(given.len() > 600 && rising, "with the snapshot: {and_snapshot}, {given:?}");
         let (tier, found) = Tier::recovered(copy_of(place.path()).path(), CAPACITY, "");
         assert_eq!(sorted(&found), [1, 2, 3, 4, 5, 900]);
         assert!(found.values().all(|block| tier.get(block) == Ok(())));
