@@ -86,7 +86,9 @@ fn d5_an_error_or_a_panic_in_one_of_a_thousand_transfers_fails_that_one_alone() 
         let plan = |direction| *faults.fail.lock().unwrap() = Some((direction, errno, 1));
         let (blocks, stores, loads) = thousand(&tier, plan);
         assert_eq!((blocks.len(), &*stores, &*loads), (999, &[Status::IO][..], &[Status::IO][..]), "{more} {errno}");
-        assert_eq!((workers(), tier.told.counted("panics")), (before, if errno == 0 { 2 } else { 0 }), "{more}");
+        // A thread may not have had its name yet when they were counted first.
+        assert!(workers() >= before, "{more} {errno}");
+        assert_eq!(tier.told.counted("panics"), if errno == 0 { 2 } else { 0 }, "{more}");
     }
 }
 
@@ -101,7 +103,8 @@ fn d5_a_panic_while_the_data_file_grows_or_a_record_is_written_ends_no_thread() 
     *faults.append.lock().unwrap_or_else(|e| e.into_inner()) = (0, 1);
     assert_eq!(tier.put(2, LENGTH), Err(Status::FAILED));
     let block = tier.put(3, LENGTH).unwrap();
-    assert_eq!((tier.get(&block), tier.told.counted("panics"), workers()), (Ok(()), 2, before));
+    assert_eq!((tier.get(&block), tier.told.counted("panics")), (Ok(()), 2));
+    assert!(workers() >= before);
 }
 
 #[test]
