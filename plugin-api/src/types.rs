@@ -200,7 +200,7 @@ pub struct Run {
 
 /// How one accepted operation ended.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Completion {
     /// The operation's id.
     pub id: u64,
@@ -218,11 +218,36 @@ pub struct Completion {
     pub errno: i32,
     /// `exists` of a shared backend: distance from the chain's root, as another host's put told it; otherwise 0.
     pub depth: u32,
-    /// `exists` of a shared backend: CRC-64/NVME of the block, as another host's put told it; otherwise 0.
+    /// `exists` and `put` of a shared backend: CRC-64/NVME of the block that is there, which may be another host's;
+    /// otherwise 0.
     pub checksum: u64,
+    /// `exists` of a shared backend: the parent's key, as another host's put told it; zero for a root, and otherwise.
+    pub parent: [u8; KEY_BYTES],
+    /// Reserved, zero.
+    pub flags: u32,
     /// A field of the next minor version, for the tests of growth.
     #[cfg(feature = "__grown")]
     pub grown: u64,
+}
+
+impl Default for Completion {
+    fn default() -> Self {
+        Self {
+            id: 0,
+            status: Status::OK,
+            fd: 0,
+            location: 0,
+            length: 0,
+            offset: 0,
+            errno: 0,
+            depth: 0,
+            checksum: 0,
+            parent: [0; KEY_BYTES],
+            flags: 0,
+            #[cfg(feature = "__grown")]
+            grown: 0,
+        }
+    }
 }
 
 /// A block that a persistent backend holds from an earlier life.

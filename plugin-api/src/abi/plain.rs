@@ -36,7 +36,7 @@ pub(super) use plain;
 // Of the structs in `types`, whose fields are documented there, the sizes are frozen for this minor version.
 const GROWN: usize = if cfg!(feature = "__grown") { 8 } else { 0 };
 const _: () = assert!(size_of::<Operation>() == 184 + GROWN && size_of::<Run>() == 32 + GROWN);
-const _: () = assert!(size_of::<Completion>() == 56 + GROWN && size_of::<RecoveredBlock>() == 128 + GROWN);
+const _: () = assert!(size_of::<Completion>() == 104 + GROWN && size_of::<RecoveredBlock>() == 128 + GROWN);
 // SAFETY: repr(C), integers only; the sizes above leave no room for padding.
 unsafe impl Plain for Operation {}
 // SAFETY: as above.

@@ -167,13 +167,11 @@ pub(in super::super) fn exists_tells_location_and_length(lab: &Lab) -> Result<Ve
                 found.location, found.length, one.location, one.block.length
             ));
         }
-        if lab.facts.shared && (found.checksum, found.depth) != (one.checksum, one.block.depth()) {
+        let told = (found.checksum, found.depth, found.parent);
+        let put = (one.checksum, one.block.depth(), one.block.parent());
+        if lab.facts.shared && told != put {
             return Err(format!(
-                "exists told checksum {:#x} and depth {}, the put {:#x} and {}, which a shared backend keeps",
-                found.checksum,
-                found.depth,
-                one.checksum,
-                one.block.depth()
+                "exists told checksum, depth and parent {told:x?}, the put {put:x?}, which a shared backend keeps"
             ));
         }
     }
