@@ -1,0 +1,1 @@
+//! The remote backend as a shared object: the export, and nothing else.
