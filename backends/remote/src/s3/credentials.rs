@@ -1,9 +1,9 @@
 //! Credentials: from a file, from the environment, or from the instance's metadata service. No text that leaves this
 //! engine holds one.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -138,7 +138,9 @@ fn from_environment(around: &Surroundings) -> Result<AwsCredential, SetupError> 
 fn from_file(path: &Path) -> Result<AwsCredential, SetupError> {
     let fault = |fault: String| SetupError::File { path: path.to_owned(), fault };
     let unreadable = |error: std::io::Error| fault(format!("{error}; name a file that the daemon may read"));
-    let mut file = File::open(path).map_err(unreadable)?;
+    // A pipe without a writer would hang here.
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let mut file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(unreadable)?;
     let metadata = file.metadata().map_err(unreadable)?;
     // The daemon's own, or root's: whoever else owns it could give it another content.
     let user = rustix::process::geteuid().as_raw();

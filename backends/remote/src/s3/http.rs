@@ -1,7 +1,6 @@
 //! How requests travel: one pool of connections to one endpoint, no redirection followed, and answers that are no
 //! success read here, up to a bound, so that nothing above keeps or prints a body.
 
-use std::error::Error;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,7 +12,7 @@ use object_store::client::{
 use reqwest::redirect::Policy;
 
 use super::refusal::{Refusal, plain};
-use super::{SetupError, Surroundings};
+use super::{SetupError, Surroundings, innermost};
 
 /// Most bytes of an error's body that are read; what follows goes with its connection.
 const ERROR_BODY_MAX_BYTES: usize = 16 << 10;
@@ -78,7 +77,7 @@ impl Pool {
         if let Some((host, address)) = &around.resolve {
             builder = builder.resolve(host, *address);
         }
-        builder.build().map(Self).map_err(|error| SetupError::Client(root(&error)))
+        builder.build().map(Self).map_err(|error| SetupError::Client(innermost(&error)))
     }
 }
 
@@ -138,19 +137,10 @@ async fn refused(method: &str, mut response: reqwest::Response) -> HttpError {
 
 /// What went wrong with a connection, without the URL.
 fn words(error: &reqwest::Error) -> String {
-    let cause = root(error);
+    let cause = innermost(error);
     match (error.is_connect(), error.is_timeout()) {
         (true, true) => "no connection in time".to_owned(),
         (true, false) => format!("cannot connect: {cause}"),
         _ => cause,
     }
-}
-
-/// The innermost error's words: those around it say only which layer passed it on.
-fn root(error: &dyn Error) -> String {
-    let mut innermost = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    plain(&innermost.to_string())
 }

@@ -87,12 +87,12 @@ impl Refusal {
             _ => {}
         }
         match self.status {
-            300..400 => Word::State("redirect"),
+            300..=399 => Word::State("redirect"),
             401 | 403 => Word::State("permission"),
             409 => Word::State("conflict"),
             429 | 503 => Word::State("throttled"),
             507 => Word::Full,
-            500 | 502 | 504..600 => Word::Down,
+            500 | 502 | 504..=599 => Word::Down,
             _ => Word::Nonsense,
         }
     }
