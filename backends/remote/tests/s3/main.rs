@@ -1,0 +1,4 @@
+//! The S3 engine against a real server, and against doubles where no server can be made to answer so.
+
+mod objects;
+mod weed;
