@@ -40,6 +40,9 @@ pub type Count = Arc<dyn Fn(&'static str, u64) + Send + Sync>;
 /// Counts puts that a server without conditional puts took: they looked first, so two writers may both store.
 pub const FALLBACK_CONDITIONAL_PUT: &str = "fallback.conditional_put";
 
+/// Below the prefix, a name that no block has: those begin with a namespace's digest.
+const NOBODY: &str = "nobody";
+
 /// What the engine takes from around it and not from its options.
 pub struct Surroundings {
     /// The value of an environment variable of the daemon.
@@ -117,8 +120,7 @@ pub struct S3 {
     permits: Semaphore,
     connections: usize,
     timeout: Duration,
-    /// A name below the prefix that no block has.
-    nobody: Path,
+    prefix: String,
     /// The server has said that it knows no conditional puts.
     unconditional: AtomicBool,
     count: Count,
@@ -159,7 +161,7 @@ impl S3 {
             permits: Semaphore::new(s3.connections),
             connections: s3.connections,
             timeout,
-            nobody: Path::from(format!("{prefix}/nobody")),
+            prefix: prefix.to_owned(),
             unconditional: AtomicBool::new(false),
             count,
         })
@@ -180,6 +182,13 @@ impl S3 {
             work.await
         };
         timeout_at(until, turn).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// The name as a path below the prefix, letter by letter the same; nothing else is ever asked for.
+    fn path(&self, name: &str) -> Result<Path, Fault> {
+        let below = name.strip_prefix(&self.prefix).is_some_and(|rest| rest.starts_with('/'));
+        let path = Path::parse(name).ok().filter(|path| below && path.as_ref() == name);
+        path.ok_or_else(|| Fault::Nonsense(format!("{name:?} is no name below the prefix {:?}", self.prefix)))
     }
 
     fn until(&self) -> Instant {
@@ -292,25 +301,25 @@ impl S3 {
     }
 
     async fn head_of(&self, name: &str, bytes: u64, until: Instant) -> Result<Option<Head>, Fault> {
-        let path = path(name)?;
+        let path = self.path(name)?;
         self.within(until, self.head(&path, bytes)).await.map_err(|failure| self.fault(failure))
     }
 }
 
 impl Objects for S3 {
     async fn put_new(&self, name: &str, pieces: &[&[u8]], _ttl: Option<Duration>) -> Result<Stored, Fault> {
-        let (path, payload) = (path(name)?, payload(pieces));
+        let (path, payload) = (self.path(name)?, payload(pieces));
         self.within(self.until(), self.store_new(&path, payload)).await.map_err(|failure| self.fault(failure))
     }
 
     async fn replace(&self, name: &str, pieces: &[&[u8]], _ttl: Option<Duration>) -> Result<(), Fault> {
-        let (path, payload) = (path(name)?, payload(pieces));
+        let (path, payload) = (self.path(name)?, payload(pieces));
         let sent = self.send(&path, payload, PutMode::Overwrite);
         self.within(self.until(), sent).await.map_err(|failure| self.fault(failure))
     }
 
     async fn get(&self, name: &str, most: u64) -> Result<Option<Vec<u8>>, Fault> {
-        let path = path(name)?;
+        let path = self.path(name)?;
         self.within(self.until(), self.whole(&path, most)).await.map_err(|failure| self.fault(failure))
     }
 
@@ -324,7 +333,7 @@ impl Objects for S3 {
     }
 
     async fn delete(&self, name: &str) -> Result<bool, Fault> {
-        let path = path(name)?;
+        let path = self.path(name)?;
         let work = async {
             // S3 answers a delete of nothing as it answers any other.
             if self.head(&path, 1).await?.is_none() {
@@ -337,17 +346,13 @@ impl Objects for S3 {
 
     async fn ping(&self) -> Result<(), Fault> {
         // Not HEAD: its answer has no body, so a missing bucket would look like a missing object.
-        let looked = self.within(self.until(), self.head(&self.nobody, 1)).await;
-        looked.map(drop).map_err(|failure| self.fault(failure))
+        let name = format!("{}/{NOBODY}", self.prefix);
+        self.head_of(&name, 1, self.until()).await.map(drop)
     }
 
     fn endpoint(&self, _name: &str) -> usize {
         0
     }
-}
-
-fn path(name: &str) -> Result<Path, Fault> {
-    Path::parse(name).map_err(|_| Fault::Nonsense(format!("{name:?} is no name of an object")))
 }
 
 fn payload(pieces: &[&[u8]]) -> PutPayload {

@@ -214,7 +214,9 @@ fn addresses(table: &Table<'_>, mode: Mode, encrypted: bool) -> Result<Vec<Addre
     let most = if mode == Mode::Single { 1 } else { ADDRESSES_MAX };
     if list.is_empty() || list.len() > most {
         let remedy = match mode {
-            Mode::Single => "mode \"single\" takes one address; for several choose \"sentinel\" or \"cluster\"".to_owned(),
+            Mode::Single => {
+                "mode \"single\" takes one address; for several choose \"sentinel\" or \"cluster\"".to_owned()
+            }
             _ => format!("give from 1 to {ADDRESSES_MAX}"),
         };
         return Err(table.wrong("addresses", &format!("a list of {}", list.len()), &remedy, span));

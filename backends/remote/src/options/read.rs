@@ -154,7 +154,12 @@ impl<'a> Table<'a> {
         self.scaled(name, &SIZES, least, most, &remedy)
     }
 
-    pub(super) fn duration(&self, name: &str, least: Duration, most: Duration) -> Result<Option<Duration>, OptionsError> {
+    pub(super) fn duration(
+        &self,
+        name: &str,
+        least: Duration,
+        most: Duration,
+    ) -> Result<Option<Duration>, OptionsError> {
         let remedy = format!("give a time from {} to {}, such as \"1s\"", duration_text(least), duration_text(most));
         let found = self.scaled(name, &TIMES, whole_ms(least), whole_ms(most), &remedy)?;
         Ok(found.map(Duration::from_millis))

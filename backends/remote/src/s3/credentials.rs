@@ -74,10 +74,8 @@ impl CredentialProvider for Keys {
             let whole = signable(&credential);
             whole.then_some(credential).ok_or_else(|| NoCredentials("unprintable characters in them".to_owned()))
         });
-        let credential = checked.map_err(|error| object_store::Error::Unauthenticated {
-            path: String::new(),
-            source: Box::new(error),
-        })?;
+        let credential = checked
+            .map_err(|error| object_store::Error::Unauthenticated { path: String::new(), source: Box::new(error) })?;
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&credential));
         Ok(credential)
     }

@@ -37,7 +37,9 @@ pub(super) fn bucket_url(options: &options::S3) -> Result<String, SetupError> {
         url.set_path(&format!("{base}/{bucket}"));
     } else {
         let Some(host) = url.domain().map(|host| format!("{bucket}.{host}")) else {
-            return Err(wrong("path_style = false puts the bucket before a host's name; give one, or path_style = true"));
+            return Err(wrong(
+                "path_style = false puts the bucket before a host's name; give one, or path_style = true",
+            ));
         };
         if url.set_host(Some(&host)).is_err() {
             return Err(wrong("no host's name can begin with this bucket's; give path_style = true"));

@@ -97,7 +97,7 @@ impl Weed {
 
     /// An administrator's first object makes the bucket, as soon as the volumes are there.
     fn make_bucket(&self) {
-        let admin = engine(&self.options(ADMIN), Duration::from_secs(5));
+        let admin = stranger(&self.options(ADMIN), "made");
         run(async {
             eventually(START, async || admin.replace("made/first", &[b"1"], None).await).await;
             let user = self.engine();
@@ -181,6 +181,13 @@ pub(crate) fn credentials_file(folder: &Path, key: &str, secret: &str) -> PathBu
 
 pub(crate) fn engine(options: &options::S3, timeout: Duration) -> S3 {
     open(options, timeout, &Surroundings::default()).0
+}
+
+/// An engine for names that are not the tier's.
+pub(crate) fn stranger(options: &options::S3, prefix: &str) -> S3 {
+    let timeout = Duration::from_secs(10);
+    let settings = Settings { s3: options, prefix, timeout, connect_timeout: timeout };
+    S3::open(&settings, &Surroundings::default(), Arc::new(|_, _| {})).unwrap()
 }
 
 /// What was counted, by name.
