@@ -1,18 +1,17 @@
 //! S3-compatible storage as an engine. Requests are signed and formed by `object_store`; statuses are read here, since
 //! what is absent, taken, full or refused has to be told apart for certain.
 //!
-//! Modules in reading order: `refusal` (S3's error codes), `http` (the pool of connections), `credentials`, `place`
-//! (the bucket's URL).
+//! Modules in reading order: `setup` (what it needs to begin), `refusal` (S3's error codes), `http` (the pool of
+//! connections), `credentials`, `place` (the bucket's URL).
 
 mod credentials;
 mod http;
 mod place;
 mod refusal;
+mod setup;
 
 use std::error::Error;
 use std::future::Future;
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,8 +30,8 @@ use tokio::time::{Instant, timeout_at};
 use self::credentials::{Keys, NoCredentials};
 use self::http::{Broken, Dial, Pool, Proxy, Tls};
 use self::refusal::{Refusal, plain};
+pub use self::setup::{Environment, Settings, SetupError, Surroundings};
 use crate::objects::{Fault, Head, Objects, Stored};
-use crate::options;
 
 /// Adds to a counter of the tier. Called from any thread; it never waits.
 pub type Count = Arc<dyn Fn(&'static str, u64) + Send + Sync>;
@@ -42,75 +41,6 @@ pub const FALLBACK_CONDITIONAL_PUT: &str = "fallback.conditional_put";
 
 /// Below the prefix, a name that no block has: those begin with a namespace's digest.
 const NOBODY: &str = "nobody";
-
-/// What the engine takes from around it and not from its options.
-pub struct Surroundings {
-    /// The value of an environment variable of the daemon.
-    pub environment: Box<dyn Fn(&str) -> Option<String> + Send + Sync>,
-    /// A host's name and where it leads, in place of the resolver's answer.
-    pub resolve: Option<(String, SocketAddr)>,
-}
-
-impl Default for Surroundings {
-    fn default() -> Self {
-        Self { environment: Box::new(|name| std::env::var(name).ok()), resolve: None }
-    }
-}
-
-/// What the engine needs of the tier's options.
-#[derive(Clone, Debug)]
-pub struct Settings<'a> {
-    /// The engine's own options.
-    pub s3: &'a options::S3,
-    /// What every name begins with.
-    pub prefix: &'a str,
-    /// Longest wait for the answer to one call.
-    pub timeout: Duration,
-    /// Longest wait for a connection.
-    pub connect_timeout: Duration,
-}
-
-/// Why the engine cannot be set up. Each names the option, its value and the remedy.
-#[derive(Debug, thiserror::Error)]
-pub enum SetupError {
-    /// The endpoint is no URL that a request can go to.
-    #[error("endpoint = {endpoint:?}: {fault}")]
-    Endpoint {
-        /// As the options say.
-        endpoint: String,
-        /// What is wrong, and what to give.
-        fault: &'static str,
-    },
-    /// The bucket's name is none.
-    #[error("bucket = {0:?}: give 3 to 63 letters, digits, `.`, `-` and `_`")]
-    Bucket(String),
-    /// The region's name is none.
-    #[error("region = {0:?}: give letters, digits, `-` and `_`, as in \"us-east-1\"")]
-    Region(String),
-    /// Credentials are to come from a file, and none is named.
-    #[error("option `credentials_file` is missing: credentials = \"file\" reads them from there")]
-    NoFile,
-    /// The credentials file cannot be used.
-    #[error("credentials_file = {path:?}: {fault}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong, and the remedy; no part of its content.
-        fault: String,
-    },
-    /// A variable that holds credentials is not set.
-    #[error("credentials = \"environment\": {name} is not set; set it for the daemon, or name a credentials_file")]
-    Variable {
-        /// Its name.
-        name: &'static str,
-    },
-    /// Credentials that no header can hold.
-    #[error("credentials = \"environment\": unprintable characters in an AWS_ variable; set it anew")]
-    VariablesUnprintable,
-    /// The HTTP client cannot be built.
-    #[error("no HTTP client for S3: {0}; where it is about certificates, SSL_CERT_FILE may name the trusted ones")]
-    Client(String),
-}
 
 /// One bucket.
 pub struct S3 {

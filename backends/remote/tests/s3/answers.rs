@@ -178,9 +178,11 @@ fn credentials_of_the_instance_are_fetched_once_and_signed_with() {
     }
 }
 
+type Given = fn(&Request) -> Answer;
+
 #[test]
 fn without_credentials_of_the_instance_nothing_is_asked_and_nothing_is_missing() {
-    let faults: [(&str, fn(&Request) -> Answer); 4] = [
+    let faults: [(&str, Given); 4] = [
         ("no role", |_| error("404 Not Found", "NoSuchKey")),
         ("no answer", |_| Vec::new()),
         ("no credentials", |_| answer("200 OK", "", br#"{"AccessKeyId":{"aSecret":1}}"#)),
