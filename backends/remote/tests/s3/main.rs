@@ -4,4 +4,5 @@ mod answers;
 mod double;
 mod hangs;
 mod objects;
+mod tls;
 mod weed;

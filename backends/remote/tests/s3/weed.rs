@@ -23,7 +23,10 @@ const STARTED: &str = "Start Seaweed S3 API Server";
 /// Longest start, on a busy machine.
 const START: Duration = Duration::from_secs(60);
 /// Ports that a server needs.
-const PORTS: usize = 8;
+const PORTS: usize = 9;
+/// A certificate for 127.0.0.1 that nobody vouches for, and its key, which protects nothing.
+pub(crate) const CERTIFICATE: &str = include_str!("tls/cert.pem");
+const KEY: &str = include_str!("tls/key.pem");
 
 pub(crate) const BUCKET: &str = "blocks";
 pub(crate) const PREFIX: &str = "umbp";
@@ -66,6 +69,10 @@ impl Weed {
 
     pub(crate) fn port(&self) -> u16 {
         self.ports[6]
+    }
+
+    pub(crate) fn tls_port(&self) -> u16 {
+        self.ports[8]
     }
 
     /// The user's options for this server, with the credentials in a file.
@@ -143,13 +150,17 @@ fn command(binary: &Path, folder: &Path, ports: [u16; PORTS]) -> Command {
     let config = folder.join("s3.json");
     std::fs::write(&config, format!(r#"{{"identities":[{}]}}"#, users.join(","))).unwrap();
     let flags = ["master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc"];
-    let flags = flags.into_iter().chain(["s3.port", "s3.port.grpc"]);
+    let flags = flags.into_iter().chain(["s3.port", "s3.port.grpc", "s3.port.https"]);
+    let [certificate, key] = [("cert", CERTIFICATE), ("key", KEY)].map(|(name, text)| {
+        std::fs::write(folder.join(name), text).unwrap();
+        format!("-s3.{name}.file={}", folder.join(name).display())
+    });
     let mut command = Command::new(binary);
     command.arg("server").arg("-dir").arg(&data).arg("-s3.config").arg(&config);
     command.args(["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-master.telemetry=false"]);
     // Each bucket gets seven volumes at once; they grow as they fill.
     command.args(["-volume.max=60", "-master.volumeSizeLimitMB=64", "-s3.port.iceberg=0", "-s3.port.lance=0"]);
-    command.arg(format!("-s3.domainName={DOMAIN}"));
+    command.arg(format!("-s3.domainName={DOMAIN}")).args([certificate, key]);
     command.args(flags.zip(ports).map(|(flag, port)| format!("-{flag}={port}")));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     command
