@@ -59,8 +59,12 @@ impl Refusal {
     }
 
     /// As a fault of the call, with the server's words.
-    pub(super) fn fault(&self, text: String) -> Fault {
+    pub(super) fn fault(&self, mut text: String) -> Fault {
         match self.word() {
+            Word::State("permission") if self.method == "GET" => {
+                text.push_str(" (of a missing object too, S3 says so to a user without s3:ListBucket)");
+                Fault::Refused { word: "permission", text }
+            }
             Word::State(word) => Fault::Refused { word, text },
             Word::Full => Fault::Full(text),
             Word::Down => Fault::Unreachable(text),
@@ -92,7 +96,9 @@ impl Refusal {
             409 => Word::State("conflict"),
             429 | 503 => Word::State("throttled"),
             507 => Word::Full,
-            500 | 502 | 504..=599 => Word::Down,
+            // It answers, and at once. A server that has no room may say so of stores alone.
+            500 => Word::State("internal"),
+            502 | 504..=599 => Word::Down,
             _ => Word::Nonsense,
         }
     }
@@ -129,10 +135,7 @@ mod tests {
         let words = [
             (403, "SignatureDoesNotMatch", "signature"),
             (403, "RequestTimeTooSkewed", "clock"),
-            (403, "InvalidAccessKeyId", "permission"),
-            (403, "AccessDenied", "permission"),
-            (403, "AllAccessDisabled", "permission"),
-            (401, "", "permission"),
+            (500, "InternalError", "internal"),
             (404, "NoSuchBucket", "no-bucket"),
             (400, "ExpiredToken", "auth"),
             (400, "AuthorizationHeaderMalformed", "region"),
@@ -150,12 +153,24 @@ mod tests {
     }
 
     #[test]
+    fn who_may_not_read_is_told_which_permission_may_be_missing() {
+        for (status, code) in [(403, "InvalidAccessKeyId"), (403, "AccessDenied"), (403, "Other"), (401, "")] {
+            for (method, expected) in [("GET", true), ("PUT", false)] {
+                let refusal = Refusal { method: method.to_owned(), ..refusal(status, code) };
+                let fault = refusal.fault(String::new());
+                let Fault::Refused { word: "permission", text } = fault else { panic!("{status} {code}: {fault:?}") };
+                assert_eq!(text.contains("s3:ListBucket"), expected, "{method}");
+            }
+        }
+    }
+
+    #[test]
     fn full_storage_is_full_and_a_broken_server_is_unreachable() {
         let text = || "text".to_owned();
         for (status, code) in [(403, "QuotaExceeded"), (507, "XMinioStorageFull"), (507, "")] {
             assert_eq!(refusal(status, code).fault(text()), Fault::Full(text()), "{status} {code}");
         }
-        for (status, code) in [(500, "InternalError"), (502, ""), (504, ""), (400, "RequestTimeout")] {
+        for (status, code) in [(502, ""), (504, ""), (400, "RequestTimeout")] {
             assert_eq!(refusal(status, code).fault(text()), Fault::Unreachable(text()), "{status} {code}");
         }
     }

@@ -95,7 +95,9 @@ fn states_of_the_server_come_through_with_their_words() {
     let throttled = get(|_| error("503 Service Unavailable", "SlowDown"), 10);
     assert!(matches!(&throttled, Err(Fault::Refused { word: "throttled", text }) if text.contains("SlowDown")));
     assert!(matches!(get(|_| error("403 Forbidden", "QuotaExceeded"), 10), Err(Fault::Full(_))));
-    assert!(matches!(get(|_| error("500 Internal Server Error", "InternalError"), 10), Err(Fault::Unreachable(_))));
+    let internal = get(|_| error("500 Internal Server Error", "InternalError"), 10);
+    assert!(matches!(internal, Err(Fault::Refused { word: "internal", .. })));
+    assert!(matches!(get(|_| error("502 Bad Gateway", ""), 10), Err(Fault::Unreachable(_))));
 }
 
 #[test]
