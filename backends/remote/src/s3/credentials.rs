@@ -4,9 +4,9 @@
 use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use object_store::aws::{AmazonS3Builder, AwsCredential, AwsCredentialProvider};
@@ -19,6 +19,8 @@ use crate::options;
 
 /// Longest credentials file, in bytes.
 const FILE_MAX_BYTES: u64 = 64 << 10;
+/// How old what was read of the file may be: who rotates keys gives the old ones an hour and more.
+const REREAD: Duration = Duration::from_secs(60);
 /// The profile that is read.
 const PROFILE: &str = "[default]";
 /// Where the metadata service answers on an instance.
@@ -46,7 +48,7 @@ impl Keys {
         let source: AwsCredentialProvider = match options.credentials {
             options::Credentials::File => {
                 let path = options.credentials_file.as_deref().ok_or(SetupError::NoFile)?;
-                Arc::new(StaticCredentialProvider::new(from_file(path)?))
+                Arc::new(FileKeys::open(path, REREAD)?)
             }
             options::Credentials::Environment => Arc::new(StaticCredentialProvider::new(from_environment(around)?)),
             options::Credentials::Instance => instance(timeout, connect_timeout, around)?,
@@ -131,6 +133,48 @@ fn from_environment(around: &Surroundings) -> Result<AwsCredential, SetupError> 
         return Err(SetupError::VariablesUnprintable);
     }
     Ok(credential)
+}
+
+/// The credentials of a file, which may be written anew at any time.
+#[derive(Debug)]
+struct FileKeys {
+    path: PathBuf,
+    every: Duration,
+    /// What was read last, and when it was last tried.
+    last: Mutex<(Arc<AwsCredential>, Instant)>,
+}
+
+impl FileKeys {
+    fn open(path: &Path, every: Duration) -> Result<Self, SetupError> {
+        let first = Arc::new(from_file(path)?);
+        Ok(Self { path: path.to_owned(), every, last: Mutex::new((first, Instant::now())) })
+    }
+
+    fn last(&self) -> MutexGuard<'_, (Arc<AwsCredential>, Instant)> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl CredentialProvider for FileKeys {
+    type Credential = AwsCredential;
+
+    async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
+        {
+            let mut last = self.last();
+            if last.1.elapsed() < self.every {
+                return Ok(Arc::clone(&last.0));
+            }
+            // One reads; the others go on with what is there.
+            last.1 = Instant::now();
+        }
+        let path = self.path.clone();
+        // A file that is being written, or refused, changes nothing: the server tells when the old ones are over.
+        if let Ok(Ok(read)) = tokio::task::spawn_blocking(move || from_file(&path)).await {
+            self.last().0 = Arc::new(read);
+        }
+        Ok(Arc::clone(&self.last().0))
+    }
 }
 
 fn from_file(path: &Path) -> Result<AwsCredential, SetupError> {
@@ -250,6 +294,22 @@ mod tests {
         }
         let refused = from_file(Path::new("/nonexistent/credentials")).unwrap_err().to_string();
         assert!(refused.contains("/nonexistent/credentials"), "{refused}");
+    }
+
+    #[test]
+    fn keys_that_are_written_anew_are_used_and_a_bad_file_changes_nothing() {
+        let (_folder, path) = file(GOOD, 0o600);
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let used = |keys: &FileKeys| runtime.block_on(keys.get_credential()).unwrap().key_id.clone();
+        let (often, seldom) = (FileKeys::open(&path, Duration::ZERO).unwrap(), FileKeys::open(&path, REREAD).unwrap());
+        assert_eq!((used(&often), used(&seldom)), ("AKIA1".to_owned(), "AKIA1".to_owned()));
+        std::fs::write(&path, GOOD.replace("AKIA1", "AKIA2")).unwrap();
+        assert_eq!((used(&often), used(&seldom)), ("AKIA2".to_owned(), "AKIA1".to_owned()));
+        std::fs::write(&path, "[default]\n").unwrap();
+        assert_eq!(used(&often), "AKIA2");
+        std::fs::write(&path, GOOD).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(used(&often), "AKIA2");
     }
 
     #[test]
