@@ -19,6 +19,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::redis::aio::MultiplexedConnection;
 use ::redis::{Cmd, RedisWrite, Value, cmd};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -65,6 +66,14 @@ impl Redis {
             Mode::Cluster => Servers::Cluster(Cluster::new(&addresses, access.clone(), connections)),
         };
         Ok(Self { servers, timeout, sentinels })
+    }
+
+    /// A connection of the client library's own, for benchmarks; none to a cluster, where each name has its server.
+    pub(crate) async fn connection(&self) -> Option<Result<MultiplexedConnection, Fault>> {
+        match &self.servers {
+            Servers::One(node) => Some(node.connection().await),
+            Servers::Cluster(_) => None,
+        }
     }
 
     /// Runs a command where its name lies, within the time of a call.

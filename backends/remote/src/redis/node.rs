@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Value, cmd};
 
 use super::connect::{Access, Place};
@@ -98,6 +99,11 @@ impl Node {
         };
         let pairs = asked.into_iter().map(|asked| (asked, next(asked.asking), next(asked.asking)));
         pairs.map(|(asked, start, length)| (asked, head(start, length, self.place.host()))).collect()
+    }
+
+    /// A connection outside the rotation.
+    pub(super) async fn connection(&self) -> Result<MultiplexedConnection, Fault> {
+        self.place.connect(&self.access).await
     }
 
     /// The server is the right one no more: its connections are made anew.
