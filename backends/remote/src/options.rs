@@ -9,7 +9,7 @@ mod read;
 mod tests;
 
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use umbp_plugin_api::OptionsError;
@@ -169,7 +169,7 @@ impl Lines {
         self.plain(name, toml::Value::from(value));
     }
 
-    fn path(&mut self, name: &str, value: &PathBuf) {
+    fn path(&mut self, name: &str, value: &Path) {
         self.text(name, &value.to_string_lossy());
     }
 
