@@ -172,6 +172,18 @@ impl S3 {
     }
 }
 
+impl Drop for S3 {
+    fn drop(&mut self) {
+        self.process.kill();
+        // Whatever its folders, it listens on sockets in one fixed place, and a killed one leaves them there.
+        for (part, ports) in PARTS.iter().zip(&self.ports) {
+            for (kind, port) in ["", "-grpc"].iter().zip(ports) {
+                let _ = std::fs::remove_file(format!("/tmp/seaweedfs-{part}{kind}-{}.sock", port.number()));
+            }
+        }
+    }
+}
+
 /// The path of a key behind the gateway's back.
 fn path(key: &str) -> String {
     format!("/buckets/{BUCKET}/{key}")
@@ -195,7 +207,7 @@ fn identities() -> String {
 fn command_line(weed: &Path, ports: &[[Port; 2]]) -> Vec<String> {
     let mut words = vec![weed.display().to_string()];
     let fixed = "-logtostderr=true server -ip=127.0.0.1 -ip.bind=127.0.0.1 -dir=data -filer -s3 -s3.config=s3.json \
-                 -s3.iam=false -s3.port.iceberg=0 -s3.port.lance=0 -master.telemetry=false \
+                 -s3.iam=false -s3.port.iceberg=0 -s3.port.lance=0 -master.telemetry=false -master.electionTimeout=1s \
                  -master.volumeSizeLimitMB=256 -volume.max=16 -volume.minFreeSpace=1";
     words.extend(fixed.split(' ').map(str::to_owned));
     for (part, [client, grpc]) in PARTS.iter().zip(ports) {
