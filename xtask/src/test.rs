@@ -17,7 +17,8 @@ pub(crate) struct Tally {
     pub(crate) passed: u64,
     /// Those that failed, or were ended.
     pub(crate) failed: u64,
-    ignored: u64,
+    /// Those left out.
+    pub(crate) ignored: u64,
 }
 
 /// Builds everything, gathers the shared objects in one folder, and runs the tests with `UMBP_TEST_PLUGINS` naming
