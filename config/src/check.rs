@@ -243,7 +243,12 @@ impl Checker<'_> {
         };
         let promote = |raw: &Raw| {
             let after = |hits| Promote::AfterHits(u8::try_from(hits).unwrap_or(u8::MAX));
-            read::word_or_number(raw, &[("on-acquire", Promote::OnAcquire)], ("after_hits", 2, defaults::AFTER_HITS_MAX), after)
+            read::word_or_number(
+                raw,
+                &[("on-acquire", Promote::OnAcquire)],
+                ("after_hits", 2, defaults::AFTER_HITS_MAX),
+                after,
+            )
         };
         let budget = round(defaults::promotion_budget(first, largest_block));
         Policy {

@@ -262,7 +262,8 @@ fn keys_of_lower_and_shared_tiers_are_refused_where_they_mean_nothing() {
     let config = Deployment::new(&both).load().unwrap();
     let errors = config.check_unshared(&config.tiers[0]).expect_err("dram is not shared");
     let shown = rendered(&errors);
-    for fragment in ["tier.dram.lookup_budget = \"2ms\"", "tier.dram.negative_ttl", "umbp.toml:6:16", "remove the key"] {
+    for fragment in ["tier.dram.lookup_budget = \"2ms\"", "tier.dram.negative_ttl", "umbp.toml:6:16", "remove the key"]
+    {
         assert!(shown.contains(fragment), "{fragment:?}\n{shown}");
     }
     let plain = Deployment::new(TIER).load().unwrap();

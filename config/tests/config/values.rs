@@ -51,8 +51,8 @@ fn local_toml_explains_every_key_and_tells_the_defaults_right() {
             KEYS.iter().any(|key| {
                 // Those two have their defaults where the backend is shared, and are wrong elsewhere.
                 let shared_alone = matches!(key.name, "lookup_budget" | "negative_ttl");
-                let constant = !matches!(key.name, "socket" | "plugin_dirs" | "name" | "backend" | "options")
-                    && !shared_alone;
+                let constant =
+                    !matches!(key.name, "socket" | "plugin_dirs" | "name" | "backend" | "options") && !shared_alone;
                 constant && line.starts_with(&format!("{} = ", key.name))
             })
         })
@@ -285,7 +285,8 @@ fn a_tier_says_when_it_gets_its_copy_or_policy_says_it_for_all() {
     let tier = |name: &str| format!("[[tier]]\nname = \"{name}\"\nbackend = \"{name}\"\ncapacity = \"1GiB\"\n");
     let (dram, nvme, remote) = (tier("dram"), tier("nvme"), tier("remote"));
     let policy = "[policy]\nwrite = \"on-evict\"\n";
-    let config = Deployment::new(&format!("{dram}{nvme}{remote}write = {{ after_hits = 2 }}\n{policy}")).load().unwrap();
+    let config =
+        Deployment::new(&format!("{dram}{nvme}{remote}write = {{ after_hits = 2 }}\n{policy}")).load().unwrap();
     assert_eq!([&config.tiers[1], &config.tiers[2]].map(|tier| *tier.write), [Write::OnEvict, Write::AfterHits(2)]);
     assert_eq!(config.tiers[1].write.place, config.policy.write.place, "it tells where it was said");
     let again = Deployment::new(&config.to_toml()).load().unwrap();
