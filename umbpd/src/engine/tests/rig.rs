@@ -275,6 +275,15 @@ impl Rig {
         }
     }
 
+    /// Ends every put that is in flight in a tier well, until none is left.
+    pub(super) fn settle_stores_of(&mut self, tier: TierIndex) {
+        let is_put = |(at, op): &(TierIndex, Operation)| *at == tier && op.code == code::PUT;
+        while let Some(at) = self.operations.iter().position(is_put) {
+            let (_, put) = self.operations.remove(at);
+            self.complete(tier, Completion { id: put.id, location: put.id + 1000, ..Completion::default() });
+        }
+    }
+
     /// Ends every delete that is in flight now.
     pub(super) fn settle_deletes(&mut self) {
         for _ in 0..self.in_flight(code::DELETE) {
