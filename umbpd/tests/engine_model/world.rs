@@ -137,6 +137,8 @@ impl World {
             largest_payload: 1 << 20,
             slots,
             deadline_ns: SECOND,
+            write: plan.write,
+            shared: None,
         };
         let tenants = (0..plan.tenants).map(|n| TenantSettings {
             name: format!("t{n}"),
@@ -148,7 +150,6 @@ impl World {
             headroom: vec![plan.headroom * UNIT, plan.headroom * UNIT],
             promotion_budget: plan.promotion * UNIT,
             eviction: plan.eviction,
-            write: plan.write,
             admission: plan.admission,
             promote: plan.promote,
             lease_ns: 10 * SECOND,
