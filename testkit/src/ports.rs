@@ -5,10 +5,14 @@
 //! share, and lies below those that the system gives to outgoing connections.
 
 use std::fs::{self, File, OpenOptions};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SocketType, bind, socket};
+
+use crate::wait::until;
 
 /// First port of ours, and how many there are; those of outgoing connections begin at 32768.
 const FIRST: u16 = 20_000;
@@ -33,8 +37,7 @@ impl Port {
             let lock = OpenOptions::new().create(true).truncate(false).write(true).open(path).ok()?;
             flock(&lock, FlockOperation::NonBlockingLockExclusive).ok()?;
             // A program that is no test of ours may listen there.
-            TcpListener::bind((Ipv4Addr::LOCALHOST, number)).ok()?;
-            Some(Self { number, _lock: lock })
+            is_free(number).then_some(Self { number, _lock: lock })
         });
         found.unwrap_or_else(|| panic!("no free port from {FIRST} on: locks are in {}", folder.display()))
     }
@@ -48,6 +51,19 @@ impl Port {
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.number)
     }
+}
+
+/// Nobody listens there. Tried without listening: a child that another thread starts at this moment has the socket too,
+/// for a moment longer, and must not be in the way of who listens next.
+fn is_free(number: u16) -> bool {
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+    set_socket_reuseaddr(&socket, true).expect("an option that every socket has");
+    bind(&socket, &SocketAddr::from((Ipv4Addr::LOCALHOST, number))).is_ok()
+}
+
+/// Listens on an address that is reserved. A child that is just being started may have the last socket of it still.
+pub(crate) fn listen(address: &str) -> TcpListener {
+    until(&format!("{address} is free"), || TcpListener::bind(address).ok())
 }
 
 fn folder() -> PathBuf {

@@ -27,7 +27,7 @@ impl Process {
         let file = file.unwrap_or_else(|error| panic!("open {}: {error}", log.display()));
         let second = file.try_clone().expect("a second handle of a file");
         command.stdin(Stdio::null()).stdout(file).stderr(second);
-        let child = spawn(command).unwrap_or_else(|(error, command)| panic!("start {command:?}: {error}"));
+        let child = spawn(command).unwrap_or_else(|failed| panic!("start {:?}: {}", failed.1, failed.0));
         Self { child, log: log.to_owned() }
     }
 
@@ -81,7 +81,7 @@ impl Drop for Process {
     }
 }
 
-type Spawned = Result<Child, (io::Error, Command)>;
+type Spawned = Result<Child, Box<(io::Error, Command)>>;
 
 /// Starts a program that is killed when this process ends. The kernel does so when the *thread* that started it ends,
 /// and the harness of tests ends a thread with each test; so one thread starts all and lives as long as the process.
@@ -91,7 +91,7 @@ fn spawn(mut command: Command) -> Spawned {
         let (sender, receiver) = channel::<(Command, Sender<Spawned>)>();
         let work = move || {
             for (mut command, answer) in receiver {
-                let spawned = command.spawn().map_err(|error| (error, command));
+                let spawned = command.spawn().map_err(|error| Box::new((error, command)));
                 // Who asked waits for it.
                 let _ = answer.send(spawned);
             }

@@ -5,7 +5,6 @@
 mod flow;
 mod work;
 
-use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +12,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::ports::Port;
+use crate::ports::{Port, listen};
 
 /// A direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +89,7 @@ impl Proxy {
     /// accepted and then reset.
     pub fn to(address: &str) -> Self {
         let port = Port::reserve();
-        let listener = TcpListener::bind(port.address()).expect("a reserved port is free");
+        let listener = listen(&port.address());
         let (bell, ear) = UnixStream::pair().expect("a pair of sockets");
         let (orders, received) = channel();
         let counts = Arc::new(Counts::default());

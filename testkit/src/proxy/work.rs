@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::ports::listen;
+
 use super::flow::{Broken, Flow};
 use super::{Counts, Door, Mode, Order, Way};
 
@@ -99,9 +101,12 @@ impl Work {
             Order::Door(door) => {
                 self.door = door;
                 if door == Door::Refuse {
-                    self.listener = None;
+                    // A child that is just being started may have the socket still, which must not listen for it.
+                    if let Some(listener) = self.listener.take() {
+                        let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+                    }
                 } else if self.listener.is_none() {
-                    let listener = TcpListener::bind(&self.own).expect("a reserved port is free");
+                    let listener = listen(&self.own);
                     listener.set_nonblocking(true).expect("a socket that does not block");
                     self.listener = Some(listener);
                 }

@@ -34,7 +34,7 @@ fn it_checks_who_asks_keeps_conditions_and_comes_back_with_what_it_had() {
 fn what_lies_in_the_bucket_can_be_seen_planted_and_removed() {
     let Some(servers) = servers() else { return };
     let server = S3::start(&servers);
-    assert_eq!(server.keys(), [String::new(); 0]);
+    assert!(server.keys().is_empty());
     assert_eq!(server.peek("umbp/a/b"), None);
     let bytes: Vec<u8> = (0..100_000_u32).map(|n| n.to_le_bytes()[0]).collect();
     server.plant("umbp/a/b", &bytes);
