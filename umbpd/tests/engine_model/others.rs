@@ -4,17 +4,24 @@ use serde_json::Value;
 use umbp_plugin_api::types::code;
 use umbp_plugin_api::{Completion, Operation, Status};
 use umbp_protocol::message::{Found, SessionId, WireKey};
-use umbpd::engine::api::Time;
+use umbpd::engine::api::{TierIndex, Time};
 
 use crate::world::{BUDGET_NS, CHAINS, LINKS, REMOTE, RemoteBlock, UNIT, World, checksum, length, plain};
 
 impl World {
-    /// Another host stores, changes or deletes a block, of this tenant or of none of ours.
+    /// Another host stores, changes or deletes blocks of a chain, of a tenant that we have too.
     pub(crate) fn others(&mut self, a: u8, b: u8, c: u8) {
         if self.plan.remote.is_none() {
             return;
         }
-        let (tenant, block) = (u16::from(a) % self.plan.tenants, u64::from(b) % (CHAINS * LINKS));
+        let tenant = u16::from(a) % self.plan.tenants;
+        let chain = u64::from(b) % CHAINS * LINKS;
+        for block in chain..chain + 1 + u64::from(b) / 16 % LINKS {
+            self.other_stores(tenant, block, c);
+        }
+    }
+
+    fn other_stores(&mut self, tenant: u16, block: u64, c: u8) {
         let key = self.key(tenant, block);
         if c.is_multiple_of(4) {
             self.remote.remove(&(key.namespace.0, key.local));
@@ -23,7 +30,7 @@ impl World {
         let parent = match block % LINKS {
             0 => [0; 44],
             // One that lies about its place.
-            _ if c % 16 == 7 => self.key(tenant, u64::from(a) % (CHAINS * LINKS)).local,
+            _ if c % 16 == 7 => self.key(tenant, u64::from(c) % (CHAINS * LINKS)).local,
             _ => self.key(tenant, block - 1).local,
         };
         let depth = if c % 16 == 11 { u32::from(c) } else { (block % LINKS) as u32 };
@@ -52,6 +59,11 @@ impl World {
         let asked = self.engine.asked(ticket);
         assert!(asked.left <= keys.len() && asked.until.0 <= self.now + BUDGET_NS, "law 8: {asked:?}");
         self.drain();
+        let is_ask =
+            |(tier, operation, _): &(TierIndex, Operation, bool)| *tier == REMOTE && operation.code == code::EXISTS;
+        while let Some(at) = self.operations.iter().position(is_ask).filter(|_| !c.is_multiple_of(4)) {
+            self.finish(at, Status::OK);
+        }
         if c.is_multiple_of(3) {
             self.engine.ask_end(ticket);
         } else {

@@ -302,7 +302,7 @@ impl World {
     pub(crate) fn step(&mut self, (kind, a, b, c): Step) {
         self.evicted.clear();
         let before = self.resident();
-        match kind % 36 {
+        match kind % 40 {
             0 => self.open(a),
             1..=3 => self.reserve(a, b, c),
             4..=7 => {
@@ -320,8 +320,8 @@ impl World {
             22..=28 => self.complete(a, b, c),
             29 => self.close(a, b),
             30 => self.renew(a),
-            32..=33 => self.others(a, b, c),
-            34..=35 => self.look(a, b, c),
+            32..=35 => self.others(a, b, c),
+            36..=39 => self.look(a, b, c),
             _ => self.rare(a, b, c),
         }
         if b.is_multiple_of(4) {
