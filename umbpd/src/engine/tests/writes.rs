@@ -66,14 +66,15 @@ fn a_block_that_waits_for_its_second_put_is_not_evicted_twice_and_stays_if_it_is
     rig.run_ticks();
     // Both leave; the third tier's only slot has the first of them, and the other one waits there.
     rig.settle_stores_of(TierIndex(1));
-    assert_eq!(puts(&rig), [2]);
+    assert_eq!((puts(&rig), rig.evicted(0)), (vec![2], vec![]), "neither is in both");
     let (lease, _) = rig.acquire(session, &[1, 2]);
     rig.settle_stores();
     rig.release(session, lease, &[]);
     rig.advance(LEASE_NS);
     rig.settle_stores();
     assert_eq!(rig.status("/faults"), 0);
-    assert_eq!(rig.present(session, &[1, 2]), [1, 2]);
+    let counts = ["/tiers/1/resident_blocks", "/tiers/2/resident_blocks"].map(|path| rig.status(path));
+    assert_eq!(counts, [2, 2]);
 }
 
 #[test]
