@@ -59,7 +59,7 @@ fn a_block_that_several_tiers_want_as_it_leaves_leaves_when_the_last_has_it() {
 #[test]
 fn a_block_that_waits_for_its_second_put_is_not_evicted_twice_and_stays_if_it_is_used() {
     let mut late = three([4, 8, 8], [WritePolicy::OnEvict; 2]);
-    (late.headroom[0], late.tiers[2].slots) = (3 * BLOCK, 1);
+    (late.headroom[0], late.tiers[2].slots) = (4 * BLOCK, 1);
     let mut rig = Rig::new(late);
     let session = rig.session();
     rig.store(session, &[1, 2]);
