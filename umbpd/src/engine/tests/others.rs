@@ -86,9 +86,9 @@ fn a_put_that_finds_another_hosts_bytes_leaves_them_and_a_later_ask_learns_of_th
     let mut rig = Rig::new(shared([4, 16]));
     let session = rig.session();
     rig.store(session, &[1, 2]);
-    put_finds(&mut rig, 71);
-    let own = checksum(&rig.key(2));
+    let own = checksum(&rig.key(1));
     put_finds(&mut rig, own);
+    put_finds(&mut rig, 71);
     assert_eq!((rig.status("/tiers/1/present_other"), rig.status("/tiers/1/resident_blocks")), (1.into(), 1.into()));
     assert_eq!((used(&rig), rig.in_flight(code::DELETE)), (BLOCK, 0));
     // What hangs on it goes down, and it is not put again and again.
@@ -102,10 +102,10 @@ fn a_put_that_finds_another_hosts_bytes_leaves_them_and_a_later_ask_learns_of_th
         rig.store(session, &[n]);
         rig.settle_stores();
     }
-    assert_eq!(rig.lookup(session, 0, &[1]), [ABSENT]);
-    rig.ask(session, &[1]);
-    rig.answer(1, Completion { checksum: 71, ..found(&rig, 1, None) });
-    rig.acquire(session, &[1]);
+    assert_eq!(rig.lookup(session, 0, &[2]), [ABSENT]);
+    rig.ask(session, &[2]);
+    rig.answer(2, Completion { checksum: 71, ..found(&rig, 2, Some((1, 0))) });
+    rig.acquire(session, &[2]);
     assert_eq!(rig.end_get(Status::OK).checksum, 71);
 }
 
