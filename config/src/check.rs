@@ -20,8 +20,6 @@ use crate::units::{Share, size_text};
 const HEADROOM_MAX_PERCENT: u32 = 50;
 /// The longest chain that the engine takes.
 const MIN_DEPTH_MAX: u32 = 65_535;
-/// Most loads that are counted of a block.
-const AFTER_HITS_MAX: u32 = 100;
 /// Longest config file.
 const FILE_MAX_BYTES: u64 = 1 << 20;
 const LEASE_MIN: Duration = Duration::from_millis(50);
@@ -188,13 +186,14 @@ impl Checker<'_> {
         let single = |section| fields.iter().find(|table| table.section == section);
         let daemon = self.daemon(single(Section::Daemon)?, source);
         let tables = Tables::new(&fields);
-        let tiers = tables.tiers(self);
+        let write = self.take_or(single(Section::Policy)?, "write", Write::Through, read::write);
+        let tiers = tables.tiers(self, &write);
         let movers = tables.movers(self, &tiers);
         let tenants = tables.tenants(self, &tiers, source.host.uid);
         let first = tiers.first().map(|tier| *tier.capacity);
         let first_capacity = first.unwrap_or(defaults::EMBEDDED_DRAM_MAX_BYTES);
         let limits = self.limits(single(Section::Limits)?, first_capacity);
-        let policy = self.policy(single(Section::Policy)?, first_capacity, *limits.largest_block);
+        let policy = self.policy(single(Section::Policy)?, write, first_capacity, *limits.largest_block);
         if self.errors.is_empty() {
             self.room(&tiers, &policy, &limits);
         }
@@ -232,26 +231,30 @@ impl Checker<'_> {
         }
     }
 
-    fn policy(&mut self, fields: &Fields, first: u64, largest_block: u64) -> Policy {
+    fn policy(&mut self, fields: &Fields, write: Setting<Write>, first: u64, largest_block: u64) -> Policy {
         let eviction = [
             ("prefix-lru", Eviction::PrefixLru),
             ("s3-fifo", Eviction::S3Fifo),
             ("chain-hazard", Eviction::ChainHazard),
         ];
-        let write = [("through", Write::Through), ("on-evict", Write::OnEvict)];
         let admission = |raw: &Raw| {
             let words = [("all", Admission::All), ("second-sighting", Admission::SecondSighting)];
             read::word_or_number(raw, &words, ("min_depth", 1, MIN_DEPTH_MAX), Admission::MinDepth)
         };
         let promote = |raw: &Raw| {
             let after = |hits| Promote::AfterHits(u8::try_from(hits).unwrap_or(u8::MAX));
-            read::word_or_number(raw, &[("on-acquire", Promote::OnAcquire)], ("after_hits", 2, AFTER_HITS_MAX), after)
+            read::word_or_number(
+                raw,
+                &[("on-acquire", Promote::OnAcquire)],
+                ("after_hits", 2, defaults::AFTER_HITS_MAX),
+                after,
+            )
         };
         let budget = round(defaults::promotion_budget(first, largest_block));
         Policy {
             eviction: self.take_or(fields, "eviction", Eviction::PrefixLru, |raw| read::word(raw, &eviction)),
             headroom: self.take_or(fields, "headroom", defaults::HEADROOM, headroom),
-            write: self.take_or(fields, "write", Write::Through, |raw| read::word(raw, &write)),
+            write,
             admission: self.take_or(fields, "admission", Admission::All, admission),
             promote: self.take_or(fields, "promote", Promote::OnAcquire, promote),
             promotion_budget: self.take_or(fields, "promotion_budget", budget, |raw| {

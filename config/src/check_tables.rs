@@ -1,9 +1,9 @@
 //! Checks of the named tables: tiers, movers, tenants.
 
 use crate::check::Checker;
-use crate::defaults::{self, CAPACITY_MIN_BYTES, MOVERS_MAX, TENANTS_MAX, TIERS_MAX, UIDS_MAX};
+use crate::defaults::{self, CAPACITY_MIN_BYTES, LOOKUP_BUDGET_MAX, MOVERS_MAX, TENANTS_MAX, TIERS_MAX, UIDS_MAX};
 use crate::error::{Problem, Remedy, closest};
-use crate::model::{Mover, Tenant, Tier};
+use crate::model::{Mover, Tenant, Tier, Write};
 use crate::options::Options;
 use crate::raw::{Entry, Fields, Raw, Value};
 use crate::read::{self, Read};
@@ -29,7 +29,8 @@ impl<'a> Tables<'a> {
         self.fields.iter().filter(move |table| table.section == section)
     }
 
-    pub(crate) fn tiers(&self, checker: &mut Checker<'_>) -> Vec<Tier> {
+    /// `write` is when a tier gets its copy that does not say so itself.
+    pub(crate) fn tiers(&self, checker: &mut Checker<'_>, write: &Setting<Write>) -> Vec<Tier> {
         let mut tiers: Vec<Tier> = Vec::new();
         if self.of(Section::Tier).next().is_none() {
             let remedy = "add a [[tier]] with name, backend and capacity, such as \"dram\", \"dram\", \"8GiB\"";
@@ -45,10 +46,26 @@ impl<'a> Tables<'a> {
             let capacity = checker.need(fields, "capacity", "\"8GiB\"", capacity);
             let required = checker.take_or(fields, "required", true, |raw| required(raw, index));
             let deadline = checker.take_or(fields, "deadline", defaults::TIER_DEADLINE, deadline);
+            let own = checker.take(fields, "write", |raw| write_below(raw, index));
+            let write = own.unwrap_or_else(|| write.clone());
+            let budget = |raw: &Raw| read::duration_from(raw, Duration::ZERO, LOOKUP_BUDGET_MAX);
+            let lookup_budget = checker.take(fields, "lookup_budget", budget);
+            let ttl = |raw: &Raw| read::duration_from(raw, Duration::ZERO, DEADLINE_MAX);
+            let negative_ttl = checker.take(fields, "negative_ttl", ttl);
             let options = options(checker, fields);
             let (Some(name), Some(backend), Some(capacity)) = (name, backend, capacity) else { continue };
             twice(checker, fields, &name, tiers.iter().map(|tier| &tier.name));
-            tiers.push(Tier { name, backend, capacity, required, deadline, options });
+            tiers.push(Tier {
+                name,
+                backend,
+                capacity,
+                required,
+                deadline,
+                write,
+                lookup_budget,
+                negative_ttl,
+                options,
+            });
         }
         tiers
     }
@@ -144,6 +161,14 @@ fn required(raw: &Raw, index: usize) -> Read<bool> {
         }
         required => Ok(required),
     }
+}
+
+fn write_below(raw: &Raw, index: usize) -> Read<Write> {
+    if index == 0 {
+        let remedy = "remove the key, or set it on a tier below, or on all of them as policy.write";
+        return read::impossible("the first tier is written by engines", remedy);
+    }
+    read::write(raw)
 }
 
 fn options(checker: &mut Checker<'_>, fields: &Fields) -> Options {

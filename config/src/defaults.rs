@@ -16,6 +16,14 @@ pub const ADMIN: &str = "127.0.0.1:9464";
 pub const DRAIN: Duration = Duration::from_secs(10);
 /// A tier's operation past this counts as missed.
 pub const TIER_DEADLINE: Duration = Duration::from_secs(2);
+/// Longest that a lookup waits for a shared tier.
+pub const LOOKUP_BUDGET: Duration = Duration::from_millis(2);
+/// Longest such wait that can be set.
+pub const LOOKUP_BUDGET_MAX: Duration = Duration::from_secs(1);
+/// How long a shared tier's word that a block is not there is believed.
+pub const NEGATIVE_TTL: Duration = Duration::from_secs(1);
+/// Most loads of a block that are counted.
+pub const AFTER_HITS_MAX: u32 = 100;
 /// Operations in flight that each tier is granted.
 pub const TIER_SLOTS: u32 = 256;
 /// Share of each tier that reclaim keeps free.

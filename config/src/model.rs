@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::defaults::{HEADROOM_MAX_BYTES, TIER_SLOTS};
+use crate::defaults::{HEADROOM_MAX_BYTES, LOOKUP_BUDGET, NEGATIVE_TTL, TIER_SLOTS};
 use crate::error::{ConfigError, ConfigErrors, Problem, Remedy};
 use crate::options::Options;
 use crate::setting::{Place, Setting, SourceText};
-use crate::units::Share;
+use crate::units::{Share, duration_text};
 
 /// A deployment. Every value is checked, and knows where it came from.
 #[derive(Clone, Debug)]
@@ -88,6 +88,15 @@ pub struct Tier {
     pub required: Setting<bool>,
     /// An operation past this counts as missed.
     pub deadline: Setting<Duration>,
+    /// When it gets its copy; [`Policy::write`] where the tier says nothing. Of no meaning for the first, which is
+    /// written by engines.
+    pub write: Setting<Write>,
+    /// Longest that a lookup waits for what a shared tier knows of its keys. None: nobody said so; see
+    /// [`Self::shared_times`].
+    pub lookup_budget: Option<Setting<Duration>>,
+    /// How long a shared tier's word that a block is not there is believed. None: nobody said so; see
+    /// [`Self::shared_times`].
+    pub negative_ttl: Option<Setting<Duration>>,
     /// The backend's own options.
     pub options: Options,
 }
@@ -96,6 +105,20 @@ impl Tier {
     /// Operations in flight that it is granted.
     pub fn slots(&self) -> u32 {
         TIER_SLOTS
+    }
+
+    /// Of a tier whose backend is shared between hosts: its budget for lookups, and how long it is believed that a
+    /// block is not there.
+    pub fn shared_times(&self) -> (Duration, Duration) {
+        let value = |setting: &Option<Setting<Duration>>, default| setting.as_ref().map_or(default, |some| some.value);
+        (value(&self.lookup_budget, LOOKUP_BUDGET), value(&self.negative_ttl, NEGATIVE_TTL))
+    }
+
+    /// The tier's backend is shared between hosts: what nobody said of that has its default, and is shown.
+    pub fn resolve_shared(&mut self) {
+        let (budget, negative) = self.shared_times();
+        self.lookup_budget.get_or_insert_with(|| Setting::default_of(budget));
+        self.negative_ttl.get_or_insert_with(|| Setting::default_of(negative));
     }
 }
 
@@ -128,8 +151,10 @@ pub enum Eviction {
 pub enum Write {
     /// In the background, after the commit.
     Through,
-    /// When the copy above is evicted.
+    /// When the copy in the first tier is evicted.
     OnEvict,
+    /// In the background, once the block has been loaded this many times.
+    AfterHits(u8),
 }
 
 /// Which blocks lower tiers take.
@@ -159,7 +184,7 @@ pub struct Policy {
     pub eviction: Setting<Eviction>,
     /// Share of each tier that reclaim keeps free; see [`Self::headroom_bytes`].
     pub headroom: Setting<Share>,
-    /// When lower tiers get their copy.
+    /// When lower tiers get their copy, where they do not say so themselves.
     pub write: Setting<Write>,
     /// Which blocks lower tiers take.
     pub admission: Setting<Admission>,
@@ -234,6 +259,20 @@ impl Config {
         let problem = "the first tier's backend must be mappable (engines map its memory), and this one is not";
         let (key, value) = (format!("tier.{}.backend", *first.name), format!("\"{}\"", *first.backend));
         Err(self.error_at(&key, &value, &first.backend.place, problem, &remedy))
+    }
+
+    /// Refuses what only a tier that is shared between hosts can have, where this one is not.
+    pub fn check_unshared(&self, tier: &Tier) -> Result<(), ConfigErrors> {
+        let keys = [("lookup_budget", &tier.lookup_budget), ("negative_ttl", &tier.negative_ttl)];
+        let refuse = |(key, setting): (&str, &Option<Setting<Duration>>)| {
+            let setting = setting.as_ref()?;
+            let value = format!("\"{}\"", duration_text(setting.value));
+            let problem = format!("the backend \"{}\" is not shared between hosts: no lookup asks it", *tier.backend);
+            let remedy = "remove the key; it belongs to a tier whose backend is shared, such as \"remote\"";
+            Some(self.error_at(&format!("tier.{}.{key}", *tier.name), &value, &setting.place, &problem, remedy).errors)
+        };
+        let errors: Vec<_> = keys.into_iter().filter_map(refuse).flatten().collect();
+        if errors.is_empty() { Ok(()) } else { Err(ConfigErrors { errors }) }
     }
 
     /// An error that a backend reported for its options, at the bytes of the file that it means.

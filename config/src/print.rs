@@ -35,13 +35,19 @@ impl Config {
     }
 
     fn print_tables(&self, out: &mut Printer) {
-        for tier in &self.tiers {
+        for (index, tier) in self.tiers.iter().enumerate() {
             out.header("[[tier]]");
             out.line("name", &tier.name, |name| quoted(name));
             out.line("backend", &tier.backend, |backend| quoted(&backend.to_string()));
             out.line("capacity", &tier.capacity, |bytes| quoted(&size_text(*bytes)));
             out.line("required", &tier.required, bool::to_string);
             out.line("deadline", &tier.deadline, |time| quoted(&duration_text(*time)));
+            if index > 0 {
+                out.line("write", &tier.write, write);
+            }
+            for (key, time) in [("lookup_budget", &tier.lookup_budget), ("negative_ttl", &tier.negative_ttl)] {
+                time.iter().for_each(|time| out.line(key, time, |time| quoted(&duration_text(*time))));
+            }
             out.options(&tier.options);
         }
         for mover in &self.movers {
@@ -62,10 +68,7 @@ impl Config {
             Eviction::ChainHazard => quoted("chain-hazard"),
         });
         out.line("headroom", &policy.headroom, |share| quoted(&share.to_string()));
-        out.line("write", &policy.write, |write| match write {
-            Write::Through => quoted("through"),
-            Write::OnEvict => quoted("on-evict"),
-        });
+        out.line("write", &policy.write, write);
         out.line("admission", &policy.admission, |admission| match admission {
             Admission::All => quoted("all"),
             Admission::SecondSighting => quoted("second-sighting"),
@@ -132,6 +135,14 @@ impl Printer {
 
 fn quoted(text: &str) -> String {
     toml::Value::String(text.to_owned()).to_string()
+}
+
+fn write(write: &Write) -> String {
+    match write {
+        Write::Through => quoted("through"),
+        Write::OnEvict => quoted("on-evict"),
+        Write::AfterHits(hits) => format!("{{ after_hits = {hits} }}"),
+    }
 }
 
 fn path(path: &Path) -> String {

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::defaults::{NAME_MAX_BYTES, SOCKET_PATH_MAX_BYTES};
+use crate::defaults::{AFTER_HITS_MAX, NAME_MAX_BYTES, SOCKET_PATH_MAX_BYTES};
 use crate::error::{Problem, Remedy, closest};
-use crate::model::BackendRef;
+use crate::model::{BackendRef, Write};
 use crate::raw::{Raw, Value};
 use crate::setting::Origin;
 use crate::units::{Share, parse_duration, parse_share, parse_size, size_text};
@@ -124,6 +124,13 @@ pub(crate) fn word_or_number<T: Copy>(
 
 fn quoted_words<T>(words: &[(&'static str, T)]) -> String {
     words.iter().map(|(name, _)| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")
+}
+
+/// When a lower tier gets its copy.
+pub(crate) fn write(raw: &Raw) -> Read<Write> {
+    let words = [("through", Write::Through), ("on-evict", Write::OnEvict)];
+    let after = |hits| Write::AfterHits(u8::try_from(hits).unwrap_or(u8::MAX));
+    word_or_number(raw, &words, ("after_hits", 1, AFTER_HITS_MAX), after)
 }
 
 /// Lower-case letters, digits and single hyphens, a letter first: its form in a variable's name is unique.

@@ -1,8 +1,8 @@
 //! `umbpd check FILE`: all that can be known of a deployment without opening a tier.
 //!
 //! Beyond what the config's own checks say: each backend's file is found and is a plugin of this API, plays the role
-//! that it is named for, the first tier's is mappable, and each accepts its options. Constructors of the plugins run;
-//! no tier is opened, no folder or socket made.
+//! that it is named for, the first tier's is mappable, keys of shared tiers are those of shared backends, and each
+//! accepts its options. Constructors of the plugins run; no tier is opened, no folder or socket made.
 
 use std::path::{Path, PathBuf};
 
@@ -40,9 +40,16 @@ pub fn check(mut config: Config, binary: Option<&Path>) -> Result<String, Config
     let mut lines: Vec<String> = Vec::new();
     let mut known: Vec<(BackendRef, bool)> = Vec::new();
     let mut resolved: Vec<Options> = Vec::new();
-    for mut part in parts(&config) {
+    let mut shared: Vec<usize> = Vec::new();
+    for (at, mut part) in parts(&config).into_iter().enumerate() {
         match look_at(&config, &mut part, &folders) {
             Ok(info) => {
+                // Tiers are the first of the parts.
+                match config.tiers.get(at) {
+                    Some(_) if info.shared => shared.push(at),
+                    Some(tier) => errors.extend(config.check_unshared(tier).err().into_iter().flat_map(|e| e.errors)),
+                    None => {}
+                }
                 known.push((part.backend.value.clone(), info.mappable));
                 lines.push(format!("# {}: {}", part.owner, describe(&info)));
                 if part.role == Role::Mover {
@@ -65,6 +72,7 @@ pub fn check(mut config: Config, binary: Option<&Path>) -> Result<String, Config
         return Err(ConfigErrors { errors });
     }
     lines.extend(config.notices().into_iter().map(|notice| format!("# note: {notice}")));
+    shared.into_iter().for_each(|at| config.tiers[at].resolve_shared());
     let mut options = resolved.into_iter();
     let owners = config.tiers.iter_mut().map(|tier| &mut tier.options);
     for (own, resolved) in owners.chain(config.movers.iter_mut().map(|mover| &mut mover.options)).zip(&mut options) {

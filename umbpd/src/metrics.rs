@@ -31,6 +31,10 @@ enum At {
     Each(&'static [&'static str], &'static str),
     /// One value of each tier.
     Tier(&'static str),
+    /// A 1 or a 0 of each tier that says so.
+    TierFlag(&'static str),
+    /// One value of each tier that has an object of this name; the value's name in it.
+    TierIn(&'static str, &'static str),
     /// One value of each tier, in milliseconds there and in seconds here.
     TierMs(&'static str),
     /// In each tier, one value for each name of an object; the label's name.
@@ -83,7 +87,7 @@ const fn gauge(name: &'static str, unit: In, help: &'static str, at: At) -> Figu
     Figure { name, unit, help, kind: MetricType::Gauge, at }
 }
 
-use At::{Count, Each, Flag, One, TenantTier, Tier, TierEach, TierMs, TierText, TierWithout};
+use At::{Count, Each, Flag, One, TenantTier, Tier, TierEach, TierFlag, TierIn, TierMs, TierText, TierWithout};
 use In::{Blocks, Bytes, Plain, Seconds};
 
 const FIGURES: &[Figure] = &[
@@ -186,6 +190,34 @@ const FIGURES: &[Figure] = &[
         "Copies given up: no room in the queue, no space, an ancestor gone, tier down",
         Tier("dropped"),
     ),
+    gauge("tier_shared", Plain, "1 of a tier that other hosts store in too", TierFlag("shared")),
+    counter("tier_asked", Blocks, "Blocks that no tier here has, asked for in a shared one", TierIn("ask", "asked")),
+    counter("tier_ask_found", Blocks, "Blocks that a shared tier was found to have", TierIn("ask", "found")),
+    counter("tier_ask_absent", Blocks, "Blocks that a shared tier has not", TierIn("ask", "absent")),
+    counter(
+        "tier_ask_known_absent",
+        Blocks,
+        "Blocks not asked for, since the last answer was no a short time ago",
+        TierIn("ask", "known_absent"),
+    ),
+    counter(
+        "tier_ask_not_taken",
+        Blocks,
+        "Blocks found that are of no use: malformed, other than ours, cleared, no room",
+        TierIn("ask", "not_taken"),
+    ),
+    counter("tier_ask_failed", Blocks, "Blocks whose ask ended without an answer", TierIn("ask", "failed")),
+    counter("tier_ask_late", Blocks, "Answers that no lookup had waited for so long", TierIn("ask", "late")),
+    counter("tier_ask_dropped", Blocks, "Blocks not asked for, since too many waited", TierIn("ask", "dropped")),
+    gauge("tier_asks_in_flight", Plain, "Asks under way", TierIn("ask", "in_flight")),
+    gauge("tier_asks_waiting", Plain, "Asks that wait for their turn", TierIn("ask", "waiting")),
+    gauge("tier_negative_entries", Plain, "Keys remembered as absent", TierIn("ask", "negative_entries")),
+    counter(
+        "tier_present_other",
+        Blocks,
+        "Copies given up since another host's were there, with other bytes",
+        Tier("present_other"),
+    ),
     counter("tier_limit_found", Plain, "Times that puts found the medium full", Tier("limit_found")),
     counter("tier_timeouts", Plain, "Operations past their deadline", Tier("timeouts")),
     counter("tier_unknown_completions", Plain, "Completions that nothing stands for", Tier("unknown_completions")),
@@ -250,6 +282,13 @@ impl Snapshot {
             Flag(name) => self.0[name].as_bool().map(|is| (Vec::new(), u64::from(is))).into_iter().collect(),
             Tier(name) | TierMs(name) => {
                 self.tiers().filter_map(|(tier, of)| Some((vec![("tier", tier)], of[name].as_u64()?))).collect()
+            }
+            TierFlag(name) => self
+                .tiers()
+                .filter_map(|(tier, of)| Some((vec![("tier", tier)], u64::from(of[name].as_bool()?))))
+                .collect(),
+            TierIn(object, name) => {
+                self.tiers().filter_map(|(tier, of)| Some((vec![("tier", tier)], of[object][name].as_u64()?))).collect()
             }
             TierEach(name, label) => self
                 .tiers()

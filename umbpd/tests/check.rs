@@ -128,6 +128,30 @@ fn a_plugin_that_panics_over_its_options_obeys_required() {
 }
 
 #[test]
+fn keys_of_shared_tiers_are_shown_resolved_on_those_and_refused_on_others() {
+    let fixture = format!("{ROOT}/plugin-api/fixtures/backend");
+    let second = |path: &std::path::Path| {
+        DRAM.replace("name = \"dram\"", "name = \"far\"").replace("backend = \"dram\"", &format!("backend = {path:?}"))
+    };
+    let shared = second(&built(&fixture, &["shared"]));
+    let printed = checked(&format!("{DRAM}{shared}lookup_budget = \"5ms\"\n")).map_err(|e| e.lines()).unwrap();
+    assert!(printed.contains("(storage, shared; plugin API"), "{printed}");
+    let line =
+        |key: &str| printed.lines().find(|line| line.starts_with(key)).unwrap_or_else(|| panic!("{key}: {printed}"));
+    assert!(line("lookup_budget = \"5ms\"").ends_with("umbp.toml:9"), "{printed}");
+    assert!(line("negative_ttl = \"1s\"").ends_with("# from default"), "{printed}");
+    assert!(checked(&printed).is_ok(), "it reads back: {printed}");
+    let own = second(&built(&fixture, &[]));
+    let toml = format!("{DRAM}{own}lookup_budget = \"5ms\"\nnegative_ttl = \"2s\"\n");
+    refused(
+        &toml,
+        &["tier.far.lookup_budget = \"5ms\"", "umbp.toml:9:17", "not shared between hosts", "remove the key"],
+    );
+    refused(&toml, &["tier.far.negative_ttl = \"2s\"", "umbp.toml:10:16"]);
+    refused(&format!("{DRAM}negative_ttl = \"2s\"\n"), &["tier.dram.negative_ttl", "not shared between hosts"]);
+}
+
+#[test]
 fn a_mover_that_loads_is_told_not_to_be_used() {
     let path = built(format!("{ROOT}/plugin-api/fixtures/backend"), &["mover"]);
     let mover = format!("{DRAM}[[mover]]\nname = \"gpu\"\nbackend = {path:?}\nrequired = true\n");

@@ -6,6 +6,8 @@
 mod check;
 #[path = "engine_model/clients.rs"]
 mod clients;
+#[path = "engine_model/others.rs"]
+mod others;
 #[path = "engine_model/world.rs"]
 mod world;
 
@@ -20,19 +22,24 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 fn plan() -> impl Strategy<Value = Plan> {
     let rooms = (6_u64..40, 6_u64..40, 0_u64..4, 0_u64..3);
     let policies = (0_usize..3, any::<bool>(), 0_usize..4, 0_u8..4);
-    (rooms, policies, any::<bool>(), any::<bool>()).prop_map(
-        |((dram, nvme, promotion, headroom), (eviction, on_evict, admission, hits), two_tenants, may_fail)| Plan {
-            dram: dram + promotion,
-            nvme,
-            promotion,
-            headroom,
-            write: if on_evict { WritePolicy::OnEvict } else { WritePolicy::Through },
-            eviction: [EvictionPolicy::PrefixLru, EvictionPolicy::S3Fifo, EvictionPolicy::ChainHazard][eviction],
-            admission: [Admission::All, Admission::SecondSighting, Admission::MinDepth(1), Admission::MinDepth(3)]
-                [admission],
-            promote: if hits < 2 { Promote::OnAcquire } else { Promote::AfterHits(hits) },
-            tenants: if two_tenants { 2 } else { 1 },
-            may_fail,
+    let write = prop_oneof![Just(WritePolicy::Through), Just(WritePolicy::OnEvict), Just(WritePolicy::AfterHits(2))];
+    let remote = prop::option::of((3_u64..30, write));
+    (rooms, policies, any::<bool>(), any::<bool>(), remote).prop_map(
+        |((dram, nvme, promotion, headroom), (eviction, on_evict, admission, hits), two_tenants, may_fail, remote)| {
+            Plan {
+                dram: dram + promotion,
+                nvme,
+                promotion,
+                headroom,
+                write: if on_evict { WritePolicy::OnEvict } else { WritePolicy::Through },
+                eviction: [EvictionPolicy::PrefixLru, EvictionPolicy::S3Fifo, EvictionPolicy::ChainHazard][eviction],
+                admission: [Admission::All, Admission::SecondSighting, Admission::MinDepth(1), Admission::MinDepth(3)]
+                    [admission],
+                promote: if hits < 2 { Promote::OnAcquire } else { Promote::AfterHits(hits) },
+                tenants: if two_tenants { 2 } else { 1 },
+                may_fail,
+                remote,
+            }
         },
     )
 }

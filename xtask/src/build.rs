@@ -8,7 +8,8 @@ use crate::artifacts;
 use crate::shell::{self, Result};
 
 /// What a user runs.
-pub(crate) const PACKAGES: [&str; 4] = ["umbpd", "umbp-cli", "umbp-plugin-dram", "umbp-plugin-nvme"];
+pub(crate) const PACKAGES: [&str; 5] =
+    ["umbpd", "umbp-cli", "umbp-plugin-dram", "umbp-plugin-nvme", "umbp-plugin-remote"];
 
 /// Where a build put what a user runs.
 pub(crate) struct Dist {

@@ -1,14 +1,15 @@
 //! All automation of the workspace. It depends on none of the other crates, so that it builds when they do not.
 //!
 //! Modules in reading order: [`shell`] (running programs, folders), [`artifacts`] (what cargo built, and where it is
-//! put), [`build`] (`build` and `serve`), [`demo`], [`mod@test`], [`wheel`] (the Python package), [`vllm`]
-//! (tests with a real engine), [`check`], [`fuzz`], [`tidy`] (rules of the house).
+//! put), [`build`] (`build` and `serve`), [`demo`], [`mod@test`], [`remote`] (tests with real servers), [`wheel`] (the
+//! Python package), [`vllm`] (tests with a real engine), [`check`], [`fuzz`], [`tidy`] (rules of the house).
 
 mod artifacts;
 mod build;
 mod check;
 mod demo;
 mod fuzz;
+mod remote;
 mod shell;
 mod test;
 mod tidy;
@@ -45,6 +46,11 @@ enum Task {
     },
     /// Builds the shared objects that tests open, then runs all tests, or those whose name contains a filter.
     Test {
+        /// Parts of test names.
+        filters: Vec<String>,
+    },
+    /// Tests of what hosts share, with a real Valkey and a real S3 server. The first run fetches about 50 MB.
+    TestRemote {
         /// Parts of test names.
         filters: Vec<String>,
     },
@@ -87,6 +93,7 @@ fn main() -> ExitCode {
         Task::Serve { arguments } => build::serve(&arguments),
         Task::Demo { conversations } => demo::demo(conversations),
         Task::Test { filters } => test::test(&filters),
+        Task::TestRemote { filters } => remote::test(&filters),
         Task::Wheel { profile, maturin } => wheel::wheel(profile, &maturin).map(drop),
         Task::TestVllm { arguments } => vllm::test(&arguments),
         Task::Check => check::check(),

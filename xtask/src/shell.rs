@@ -33,6 +33,14 @@ pub(crate) fn target() -> Result<PathBuf> {
     Ok(PathBuf::from(folder))
 }
 
+/// Where what is fetched once for tests is kept: `UMBP_CACHE_DIR`, else `umbp` in the user's cache folder.
+pub(crate) fn cache_folder() -> Result<PathBuf> {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = || variable("HOME").map(|home| home.join(".cache"));
+    let folder = variable("UMBP_CACHE_DIR").or_else(|| Some(variable("XDG_CACHE_HOME").or_else(home)?.join("umbp")));
+    folder.ok_or_else(|| "neither UMBP_CACHE_DIR nor HOME is set: nowhere to keep what tests need".to_owned())
+}
+
 /// The command as a person would type it.
 pub(crate) fn line(command: &Command) -> String {
     let name = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());

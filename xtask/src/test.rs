@@ -12,10 +12,13 @@ use crate::shell::{self, Result};
 pub(crate) const OUTSIDE: [&str; 1] = ["examples/backend-filesystem"];
 /// Tests of one run that pass, fail, or are left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Tally {
-    passed: u64,
-    failed: u64,
-    ignored: u64,
+pub(crate) struct Tally {
+    /// Those that passed.
+    pub(crate) passed: u64,
+    /// Those that failed, or were ended.
+    pub(crate) failed: u64,
+    /// Those left out.
+    pub(crate) ignored: u64,
 }
 
 /// Builds everything, gathers the shared objects in one folder, and runs the tests with `UMBP_TEST_PLUGINS` naming
@@ -52,7 +55,7 @@ pub(crate) fn test(filters: &[String]) -> Result {
 }
 
 /// The folder of umbpd and umbp, which tests of other crates start.
-fn folder_of_programs(made: &Artifacts) -> Result<PathBuf> {
+pub(crate) fn folder_of_programs(made: &Artifacts) -> Result<PathBuf> {
     let umbpd = made.programs.iter().find(|p| p.ends_with("umbpd")).ok_or("the build made no umbpd")?;
     Ok(umbpd.parent().unwrap_or(umbpd).to_path_buf())
 }
@@ -83,7 +86,7 @@ fn runner(filters: &[String]) -> Command {
 }
 
 /// Runs, passes both streams on, and adds up the result lines.
-fn run_counting(command: &mut Command) -> Result<(Tally, Result)> {
+pub(crate) fn run_counting(command: &mut Command) -> Result<(Tally, Result)> {
     let line = shell::line(command);
     shell::say(&line);
     let context = |e: std::io::Error| format!("run `{line}`: {e}");
@@ -116,7 +119,8 @@ fn pass_on(stream: impl std::io::Read, print: impl Fn(&str)) -> Tally {
 }
 
 impl Tally {
-    fn plus(self, other: Self) -> Self {
+    /// The sum.
+    pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             passed: self.passed + other.passed,
             failed: self.failed + other.failed,
@@ -143,7 +147,7 @@ impl Tally {
     }
 
     /// The line that test runners know.
-    fn line(self, ok: bool, seconds: f64) -> String {
+    pub(crate) fn line(self, ok: bool, seconds: f64) -> String {
         let word = if ok { "ok" } else { "FAILED" };
         let Self { passed, failed, ignored } = self;
         format!(

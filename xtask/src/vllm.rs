@@ -1,7 +1,7 @@
 //! `test-vllm`: the tests of the Python package, with a real vLLM engine on the CPU.
 //!
-//! Engine and model are set up once, in a folder outside the tree (`UMBP_CACHE_DIR`, else `umbp` in the user's cache
-//! folder); the wheel is built and installed anew, by an ordinary installer, in an environment on top of theirs.
+//! Engine and model are set up once, in a folder outside the tree (see [`shell::cache_folder`]); the wheel is built and
+//! installed anew, by an ordinary installer, in an environment on top of theirs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use crate::wheel::{self, Profile};
 
 /// Sets up, builds, installs, tests; `arguments` go to pytest.
 pub(crate) fn test(arguments: &[String]) -> Result {
-    let cache = cache_folder()?;
+    let cache = shell::cache_folder()?;
     let setup = shell::root().join("python/tests/setup/setup.sh");
     shell::say("set up the engine (once: about 1 GB is fetched)");
     let printed = shell::output(Command::new("bash").arg(&setup).arg(&cache))?;
@@ -61,11 +61,4 @@ fn site_packages(python: &Path) -> Result<PathBuf> {
     let print = "import sysconfig; print(sysconfig.get_path('purelib'))";
     let output = shell::output(Command::new(python).args(["-c", print]))?;
     Ok(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
-}
-
-fn cache_folder() -> Result<PathBuf> {
-    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let home = || variable("HOME").map(|home| home.join(".cache"));
-    let folder = variable("UMBP_CACHE_DIR").or_else(|| Some(variable("XDG_CACHE_HOME").or_else(home)?.join("umbp")));
-    folder.ok_or_else(|| "neither UMBP_CACHE_DIR nor HOME is set: nowhere to keep the engine".to_owned())
 }

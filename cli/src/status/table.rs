@@ -45,7 +45,9 @@ fn tiers(status: &Value, out: &mut String) {
             errors.to_string(),
         ]);
         let errors = counters(&tier["errors"]);
-        let details = [text(&tier["report"]), prefixed("errors: ", errors), limit(tier), fallbacks(&tier["counters"])];
+        let asks = prefixed("shared with other hosts; asks: ", shared(tier));
+        let details =
+            [text(&tier["report"]), asks, prefixed("errors: ", errors), limit(tier), fallbacks(&tier["counters"])];
         for detail in details.iter().filter(|detail| !matches!(detail.as_str(), "" | "-")) {
             let _ = writeln!(reports, "{}: {detail}", text(&tier["name"]));
         }
@@ -105,6 +107,15 @@ fn limit(tier: &Value) -> String {
             format!("no more than {} fit now, the rest is tried by and by", size(&tier["limit_bytes"]))
         }
         _ => String::new(),
+    }
+}
+
+/// What a tier that hosts share was asked and has answered.
+fn shared(tier: &Value) -> String {
+    let asks = counters(&tier["ask"]);
+    match tier["present_other"].as_u64() {
+        Some(count) if !asks.is_empty() => format!("{asks}; puts that found other bytes {count}"),
+        _ => asks,
     }
 }
 
@@ -181,6 +192,7 @@ mod tests {
                  "quarantined_bytes": 65536, "hits": 7, "errors": {}, "report": "memfd, 4 segments"},
                 {"name": "nvme", "state": "degraded", "used_bytes": 0, "capacity_bytes": 4_u64 << 30, "disk_bytes": 4096,
                  "limit_bytes": 3_u64 << 30,
+                 "shared": true, "present_other": 6, "ask": {"asked": 10, "found": 4, "known_absent": 3, "negative_entries": 2},
                  "hits": 2, "errors": {"corrupt": 3}, "counters": {"fallback.buffered": 1, "fallback.none": 0, "reads": 9}},
             ],
             "movers": [{"name": "gpu", "state": "declared", "backend": "gpu-direct", "report": "no plugin for it"}],
@@ -195,6 +207,8 @@ mod tests {
             "dram: memfd, 4 segments",
             "degraded",
             "nvme: errors: corrupt 3",
+            "nvme: shared with other hosts; asks: asked 10, found 4, known absent 3, negative entries 2",
+            "puts that found other bytes 6",
             "nvme: no more than 3.0 GiB fit now",
             "nvme: fallbacks: buffered 1",
             "gpu    declared  gpu-direct",

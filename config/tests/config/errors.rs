@@ -246,3 +246,26 @@ fn a_first_tier_that_is_not_mappable_is_refused_at_its_line() {
     assert!(Deployment::new(GOOD).load().unwrap().check_first_tier(&mappable).is_ok());
     assert!(config.check_first_tier(&|_| None).is_ok(), "loading it tells why");
 }
+
+#[test]
+fn keys_of_lower_and_shared_tiers_are_refused_where_they_mean_nothing() {
+    check(&format!("{TIER}write = \"through\"\n"), &["tier.dram.write", "umbp.toml:5:9", "written by engines"]);
+    let second = TIER.replace("dram", "remote");
+    check(
+        &format!("{TIER}{second}write = {{ after_hits = 0 }}\n"),
+        &["tier.remote.write", "after_hits out of range", "from 1 to 100"],
+    );
+    check(&format!("{TIER}{second}write = \"on-evct\"\n"), &["did you mean \"on-evict\"?"]);
+    check(&format!("{TIER}{second}lookup_budget = \"2s\"\n"), &["tier.remote.lookup_budget", "write at most \"1s\""]);
+    check(&format!("{TIER}{second}negative_ttl = 5\n"), &["expected a duration with its unit"]);
+    let both = format!("{TIER}lookup_budget = \"2ms\"\nnegative_ttl = \"1s\"\n");
+    let config = Deployment::new(&both).load().unwrap();
+    let errors = config.check_unshared(&config.tiers[0]).expect_err("dram is not shared");
+    let shown = rendered(&errors);
+    for fragment in ["tier.dram.lookup_budget = \"2ms\"", "tier.dram.negative_ttl", "umbp.toml:6:16", "remove the key"]
+    {
+        assert!(shown.contains(fragment), "{fragment:?}\n{shown}");
+    }
+    let plain = Deployment::new(TIER).load().unwrap();
+    assert!(plain.check_unshared(&plain.tiers[0]).is_ok());
+}

@@ -30,7 +30,7 @@ fn every_shipped_deployment_is_right() {
         assert!(config.is_ok(), "{}: {}", file.display(), config.unwrap_err().lines());
         count += 1;
     }
-    assert!(count >= 2);
+    assert!(count >= 5);
 }
 
 /// A key without a word in local.toml would be unknown to its readers; a default that is told wrong is worse.
@@ -49,7 +49,10 @@ fn local_toml_explains_every_key_and_tells_the_defaults_right() {
     let shown = |line: &str| {
         line.strip_prefix("# ").is_some_and(|line| {
             KEYS.iter().any(|key| {
-                let constant = !matches!(key.name, "socket" | "plugin_dirs" | "name" | "backend" | "options");
+                // Those two have their defaults where the backend is shared, and are wrong elsewhere.
+                let shared_alone = matches!(key.name, "lookup_budget" | "negative_ttl");
+                let constant =
+                    !matches!(key.name, "socket" | "plugin_dirs" | "name" | "backend" | "options") && !shared_alone;
                 constant && line.starts_with(&format!("{} = ", key.name))
             })
         })
@@ -274,4 +277,34 @@ fn rules_of_lower_tiers_read_from_file_and_environment_and_are_told_in_words() {
         .load()
         .unwrap();
     assert_eq!((*config.policy.admission, *config.policy.promote), (Admission::MinDepth(3), Promote::AfterHits(5)));
+}
+
+#[test]
+fn a_tier_says_when_it_gets_its_copy_or_policy_says_it_for_all() {
+    use umbp_config::Write;
+    let tier = |name: &str| format!("[[tier]]\nname = \"{name}\"\nbackend = \"{name}\"\ncapacity = \"1GiB\"\n");
+    let (dram, nvme, remote) = (tier("dram"), tier("nvme"), tier("remote"));
+    let policy = "[policy]\nwrite = \"on-evict\"\n";
+    let config =
+        Deployment::new(&format!("{dram}{nvme}{remote}write = {{ after_hits = 2 }}\n{policy}")).load().unwrap();
+    assert_eq!([&config.tiers[1], &config.tiers[2]].map(|tier| *tier.write), [Write::OnEvict, Write::AfterHits(2)]);
+    assert_eq!(config.tiers[1].write.place, config.policy.write.place, "it tells where it was said");
+    let again = Deployment::new(&config.to_toml()).load().unwrap();
+    assert_eq!(values(&again), values(&config));
+    let config = Deployment::new(&format!("{dram}{remote}")).variable("UMBP_TIER__REMOTE__WRITE", "on-evict").load();
+    assert_eq!(*config.unwrap().tiers[1].write, Write::OnEvict);
+}
+
+/// They are shown where somebody set them, or where it is known that the backend is shared.
+#[test]
+fn the_times_of_a_shared_tier_read_back_and_are_shown_once_it_is_known_to_be_one() {
+    let tiers = "[[tier]]\nname = \"dram\"\nbackend = \"dram\"\ncapacity = \"1GiB\"\n[[tier]]\nname = \"remote\"\n\
+                 backend = \"remote\"\ncapacity = \"1GiB\"\n";
+    let mut config = Deployment::new(&format!("{tiers}lookup_budget = \"0ms\"\n")).load().unwrap();
+    assert_eq!(config.tiers[1].shared_times(), (Duration::ZERO, Duration::from_secs(1)));
+    assert!(!config.to_toml().contains("negative_ttl"), "{}", config.to_toml());
+    config.tiers[1].resolve_shared();
+    let printed = config.to_toml();
+    assert!(printed.contains("lookup_budget = \"0ms\"") && printed.contains("negative_ttl = \"1s\""), "{printed}");
+    assert_eq!(values(&Deployment::new(&printed).load().unwrap()), values(&config));
 }

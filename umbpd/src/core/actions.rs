@@ -47,6 +47,11 @@ impl Hub {
                     seat.end(why);
                 }
             }
+            Action::Answered { ticket } => {
+                if let Some(answered) = self.questions.borrow().get(&ticket) {
+                    answered.notify_one();
+                }
+            }
             Action::SegmentFree { segment } => self.retire(segment),
         }
     }

@@ -13,7 +13,7 @@ use umbp_protocol::message::{SegmentId, SessionId};
 
 use super::seat::{MoverSeat, SessionSeat, TierSeat};
 use crate::engine::Engine;
-use crate::engine::api::{TenantIndex, Time};
+use crate::engine::api::{TenantIndex, Ticket, Time};
 use crate::process::now;
 use crate::session::turned_away::Warned;
 use crate::tier::SegmentInfo;
@@ -54,6 +54,8 @@ pub struct Hub {
     pub inbox: Arc<Inbox>,
     /// Sessions that are connected and have said Hello.
     pub sessions: RefCell<BTreeMap<SessionId, Rc<SessionSeat>>>,
+    /// Lookups that shared tiers are asked for, and what tells them that all answers are there.
+    pub(super) questions: RefCell<BTreeMap<Ticket, Rc<Notify>>>,
     /// Connections, sessions included.
     pub connections: Cell<usize>,
     /// Sessions that ended with a reason of ours, by the reason's code.
@@ -79,6 +81,7 @@ impl Hub {
             tiers: RefCell::new(tiers),
             inbox,
             sessions: RefCell::default(),
+            questions: RefCell::default(),
             connections: Cell::new(0),
             sessions_ended: RefCell::default(),
             warned: Warned::default(),

@@ -117,6 +117,8 @@ pub struct SessionSeat {
     pub since: Instant,
     /// Requests answered.
     pub requests: Cell<u64>,
+    /// Lookups that wait for shared tiers.
+    pub lookups_waiting: Cell<usize>,
 }
 
 impl SessionSeat {
@@ -130,6 +132,7 @@ impl SessionSeat {
             pid,
             since: Instant::now(),
             requests: Cell::new(0),
+            lookups_waiting: Cell::new(0),
         }
     }
 

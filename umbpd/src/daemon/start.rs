@@ -1,6 +1,6 @@
 //! From a checked deployment to a daemon that can serve.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -15,7 +15,8 @@ use crate::core::Facts;
 use crate::core::seat::{Burst, Recovery, TierSeat};
 use crate::engine::Engine;
 use crate::engine::api::{
-    Admission, EvictionPolicy, Promote, Settings, TenantSettings, TierIndex, TierSettings, TierState, WritePolicy,
+    Admission, EvictionPolicy, Promote, Settings, Shared, TenantSettings, TierIndex, TierSettings, TierState,
+    WritePolicy,
 };
 use crate::generations::{Tables, words_for};
 use crate::loader::bring_up::{self, Order, Step};
@@ -175,6 +176,8 @@ struct Tiers {
     segments: Vec<SegmentInfo>,
     /// Alignment and largest payload of those that are open.
     opened: BTreeMap<u8, (u64, u64)>,
+    /// Those whose backend is shared between hosts.
+    shared: BTreeSet<u8>,
 }
 
 impl Tiers {
@@ -182,7 +185,8 @@ impl Tiers {
     fn bring_up(config: &Arc<Config>, inbox: &Arc<Inbox>, options: &StartOptions) -> Result<Self, StartError> {
         let folders = find::folders(&config.daemon.plugin_dirs, options.program.as_deref());
         let (say, steps) = channel();
-        let mut tiers = Self { seats: Vec::new(), segments: Vec::new(), opened: BTreeMap::new() };
+        let mut tiers =
+            Self { seats: Vec::new(), segments: Vec::new(), opened: BTreeMap::new(), shared: BTreeSet::new() };
         for (at, tier) in config.tiers.iter().enumerate() {
             let index = TierIndex(at as u8);
             let link = TierLink::new(index, &tier.name, tier.slots(), inbox.clone());
@@ -241,6 +245,9 @@ impl Tiers {
                 seat.state = TierState::Loaded;
                 seat.report = "loaded, opening".to_owned();
                 seat.persistent = info.persistent;
+                if info.shared {
+                    self.shared.insert(tier.0);
+                }
                 seat.plugin = Some(format!("{} {} ({})", info.name, info.version, info.path.display()));
                 Ok(false)
             }
@@ -319,6 +326,15 @@ fn settings(config: &Config, tiers: &Tiers) -> Settings {
             largest_payload,
             slots: tier.slots(),
             deadline_ns: nanoseconds(*tier.deadline),
+            write: match *tier.write {
+                Write::Through => WritePolicy::Through,
+                Write::OnEvict => WritePolicy::OnEvict,
+                Write::AfterHits(hits) => WritePolicy::AfterHits(hits),
+            },
+            shared: tiers.shared.contains(&(at as u8)).then(|| {
+                let (budget, negative) = tier.shared_times();
+                Shared { lookup_budget_ns: nanoseconds(budget), negative_ns: nanoseconds(negative) }
+            }),
         }
     };
     let tenant = |tenant: &umbp_config::Tenant| TenantSettings {
@@ -330,10 +346,6 @@ fn settings(config: &Config, tiers: &Tiers) -> Settings {
         tenants: config.tenants.iter().map(tenant).collect(),
         headroom: (0..config.tiers.len()).map(|at| config.policy.headroom_bytes(capacity(at))).collect(),
         promotion_budget: *config.policy.promotion_budget,
-        write: match *config.policy.write {
-            Write::Through => WritePolicy::Through,
-            Write::OnEvict => WritePolicy::OnEvict,
-        },
         eviction: match *config.policy.eviction {
             Eviction::PrefixLru => EvictionPolicy::PrefixLru,
             Eviction::S3Fifo => EvictionPolicy::S3Fifo,

@@ -1,6 +1,6 @@
 //! Which blocks lower tiers take, and which loaded ones the first tier keeps.
 
-use super::api::{Admission, Promote, WritePolicy};
+use super::api::{Admission, Promote, TIERS_MAX, WritePolicy};
 use super::index::WANTED;
 use super::order::print_of;
 use super::slab::NONE;
@@ -31,17 +31,22 @@ impl Engine {
                 self.index[entry].flags |= WANTED;
             }
         }
-        if self.settings.write == WritePolicy::OnEvict {
-            return;
-        }
         let admitted = self.admits(entry);
-        for tier in DRAM + 1..self.tiers.len() {
+        for tier in self.written_through() {
             if admitted {
                 self.queue_put(tier, slot);
             } else {
                 self.tiers[tier].counters.not_admitted += 1;
             }
         }
+    }
+
+    /// Tiers that get their copy as soon as a block is stored.
+    fn written_through(&self) -> impl Iterator<Item = usize> + use<> {
+        let through =
+            |tier: usize| self.tiers.get(tier).is_some_and(|tier| tier.settings.write == WritePolicy::Through);
+        let tiers: [bool; TIERS_MAX] = std::array::from_fn(through);
+        (DRAM + 1..TIERS_MAX).filter(move |tier| tiers[*tier])
     }
 
     /// A block is loaded: under second sighting lower tiers take it from now on. Heads before tails.
@@ -52,10 +57,10 @@ impl Engine {
         self.index[entry].flags |= WANTED;
         let slot = self.index.copy(entry, DRAM);
         let resident = slot != NONE && self.tiers[DRAM].copies[slot].state == CopyState::Resident;
-        if !resident || self.settings.write == WritePolicy::OnEvict {
+        if !resident {
             return;
         }
-        for tier in DRAM + 1..self.tiers.len() {
+        for tier in self.written_through() {
             if self.index.copy(entry, tier) == NONE {
                 self.queue_put(tier, slot);
             }
@@ -92,8 +97,29 @@ impl Engine {
         }
     }
 
+    /// A block is loaded once more: tiers that wait for that many loads get their copy.
+    fn count_hit(&mut self, dram: u32) {
+        let entry = self.tiers[DRAM].copies[dram].entry;
+        let hits = self.hits.get(entry).saturating_add(1);
+        self.hits.set(entry, hits);
+        for tier in DRAM + 1..self.tiers.len() {
+            let WritePolicy::AfterHits(wanted) = self.tiers[tier].settings.write else { continue };
+            if hits < wanted || self.index.copy(entry, tier) != NONE {
+                continue;
+            }
+            if self.admits(entry) {
+                self.queue_put(tier, dram);
+            } else {
+                self.tiers[tier].counters.not_admitted += u64::from(hits == wanted);
+            }
+        }
+    }
+
     /// A copy of the first tier is lent to a reader: after so many loads it stays there.
     pub(super) fn count_load(&mut self, dram: u32) {
+        if self.counts_hits {
+            self.count_hit(dram);
+        }
         let copy = &mut self.tiers[DRAM].copies[dram];
         let (true, Promote::AfterHits(hits)) = (copy.is(PASSING), self.settings.promote) else { return };
         let loads = &mut self.index[copy.entry].loads;

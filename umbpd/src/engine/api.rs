@@ -33,15 +33,43 @@ pub struct TierSettings {
     pub slots: u32,
     /// An operation past this counts as missed, in nanoseconds.
     pub deadline_ns: u64,
+    /// When it gets its copy; of no meaning for the first tier.
+    pub write: WritePolicy,
+    /// Other hosts store and delete there too.
+    pub shared: Option<Shared>,
 }
 
-/// When lower tiers get their copy.
+/// What a tier is asked about that hosts share, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// Longest that a lookup waits for answers, in nanoseconds; 0 = it waits for none.
+    pub lookup_budget_ns: u64,
+    /// How long an answer that a block is not there is believed, in nanoseconds.
+    pub negative_ns: u64,
+}
+
+/// A lookup that shared tiers are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// How far the answers to a lookup's asks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// Answers that are worth waiting for and not there yet.
+    pub left: usize,
+    /// Nothing is to be waited for any longer.
+    pub until: Time,
+}
+
+/// When a lower tier gets its copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WritePolicy {
     /// In the background, after the commit.
     Through,
-    /// When the copy above is evicted.
+    /// When the copy in the first tier is evicted.
     OnEvict,
+    /// In the background, once the block has been loaded this many times.
+    AfterHits(u8),
 }
 
 /// What leaves a tier first.
@@ -97,8 +125,6 @@ pub struct Settings {
     pub promotion_budget: u64,
     /// What leaves a tier first.
     pub eviction: EvictionPolicy,
-    /// When lower tiers get their copy.
-    pub write: WritePolicy,
     /// Which blocks lower tiers take.
     pub admission: Admission,
     /// What becomes of a block that is loaded from a lower tier.
@@ -158,6 +184,11 @@ pub enum Action {
         session: SessionId,
         /// For people.
         why: &'static str,
+    },
+    /// Nothing is left of what a lookup waits for.
+    Answered {
+        /// The lookup.
+        ticket: Ticket,
     },
     /// A segment is unmapped by every session and holds nothing: destroy it and create one anew.
     SegmentFree {

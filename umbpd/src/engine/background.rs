@@ -68,7 +68,7 @@ impl Engine {
             }
             at = parent;
         }
-        if self.settings.admission != Admission::All && self.settings.write == WritePolicy::OnEvict {
+        if self.settings.admission != Admission::All && self.tiers[tier].settings.write == WritePolicy::OnEvict {
             self.want_above(tier, self.tiers[DRAM].copies[dram].entry);
         }
         let queued = missing.into_iter().rev().all(|above| self.queue_one(tier, above));
@@ -86,7 +86,9 @@ impl Engine {
             (_, Some(CopyState::Writing)) => WayDown::There,
             (_, Some(CopyState::Resident)) if self.tiers[DRAM].copies[above].is(QUEUED << tier) => WayDown::There,
             // It goes down when it leaves the first tier.
-            (_, Some(CopyState::Resident)) if self.settings.write == WritePolicy::OnEvict => WayDown::There,
+            (_, Some(CopyState::Resident)) if self.tiers[tier].settings.write == WritePolicy::OnEvict => WayDown::There,
+            // Other bytes than ours, which are as good.
+            _ if self.has_other(tier, entry) => WayDown::There,
             (_, Some(CopyState::Resident)) => WayDown::Queue(above),
             _ => WayDown::Gone,
         }
@@ -99,6 +101,9 @@ impl Engine {
             return true;
         }
         let (entry, bytes) = (copy.entry, u64::from(copy.bytes));
+        if self.has_other(tier, entry) {
+            return false;
+        }
         let length = u64::from(self.index[entry].length);
         let lower = self.index.copy(entry, tier);
         let mut possible = self.tiers[tier].running()
@@ -162,7 +167,7 @@ impl Engine {
         self.dequeued(tier, dram);
         self.tiers[tier].counters.dropped += u64::from(counted);
         let copy = &self.tiers[DRAM].copies[dram];
-        if copy.is(LEAVING) && copy.pins == 0 {
+        if copy.is(LEAVING) && copy.pins == 0 && !copy.is_queued() {
             self.drop_dram(dram, umbp_protocol::message::RemovedReason::Evicted);
         }
     }

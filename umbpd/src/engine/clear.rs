@@ -5,7 +5,7 @@ use umbp_protocol::message::{NamespaceId, RemovedReason, SessionId};
 use super::api::Time;
 use super::slab::NONE;
 use super::state::{DRAM, Engine, KEYS_PER_SLICE_MAX};
-use super::tier::CopyState;
+use super::tier::{CopyState, FORGOTTEN};
 
 /// What one slice of a clear did, and where the next begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +20,9 @@ pub struct ClearSlice {
 
 impl Engine {
     /// Forgets unpinned blocks of the session's tenant, in one namespace or in all; a slice of the index from
-    /// `cursor` on, which is 0 at first. What recovery brings in of them afterwards is deleted too. Another tenant's
-    /// namespace holds nothing of this session's (K12).
+    /// `cursor` on, which is 0 at first. What recovery brings in of them afterwards is deleted too; of a shared tier
+    /// what is known is deleted, and nothing of them is asked for in this life. Another tenant's namespace holds
+    /// nothing of this session's (K12).
     pub fn clear(&mut self, session: SessionId, namespace: Option<NamespaceId>, cursor: u32, now: Time) -> ClearSlice {
         self.begin();
         let mut slice = ClearSlice { removed: 0, pinned: 0, next: None };
@@ -29,6 +30,9 @@ impl Engine {
         let own = namespace.is_none_or(|namespace| self.owner(namespace) == Some(tenant));
         for tier in self.tiers.iter_mut().skip(DRAM + 1).filter(|_| own) {
             tier.remember_clear(tenant, namespace);
+            if let Some(asks) = &mut tier.asks {
+                asks.remember_clear(tenant, namespace);
+            }
         }
         let end = cursor.saturating_add(KEYS_PER_SLICE_MAX as u32);
         for slot in cursor..end {
@@ -69,6 +73,10 @@ impl Engine {
                         }
                         self.delete_lower(tier, slot);
                     }
+                }
+                CopyState::Doomed if tier != DRAM => {
+                    // Deleted with its last pin, though it was only to be forgotten.
+                    self.tiers[tier].copies[slot].flags &= !FORGOTTEN;
                 }
                 CopyState::Deleting | CopyState::Undeleted | CopyState::Doomed => {}
                 _ => pinned = true,

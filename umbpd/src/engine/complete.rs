@@ -57,7 +57,9 @@ impl Engine {
             below.misses_in_a_row = 0;
         }
         let answered = match operation.purpose {
-            Purpose::Probe | Purpose::Delete { .. } | Purpose::DeleteStray { .. } => is_gone(completion.status),
+            Purpose::Probe | Purpose::Ask { .. } | Purpose::Delete { .. } | Purpose::DeleteStray { .. } => {
+                is_gone(completion.status)
+            }
             _ => completion.status == Status::OK,
         };
         if completion.status == Status::NO_SPACE && matches!(operation.purpose, Purpose::Put { .. }) {
@@ -71,7 +73,10 @@ impl Engine {
                 let freed_since = self.tiers[tier].deleted_bytes - operation.deleted_before;
                 self.put_done(tier, PutDone { dram, lower, tries, freed_since }, completion, now);
             }
-            Purpose::Get { dram, lower } => self.get_done(tier, dram, lower, operation.overdue, completion),
+            Purpose::Get { dram, lower } => {
+                self.get_done(tier, (dram, lower), operation.overdue, completion, now);
+            }
+            Purpose::Ask { key } => self.ask_done(tier, key, completion, now),
             Purpose::Delete { lower } => self.delete_done(tier, lower, completion.status, now),
             Purpose::DeleteStray { stray } => self.stray_done(tier, stray, completion.status, now),
             Purpose::Probe => {
@@ -92,8 +97,12 @@ impl Engine {
         let trusted = self.tiers[DRAM].copies[dram].state == CopyState::Resident;
         let bytes = u64::from(self.tiers[tier].copies[lower].bytes);
         let tenant = usize::from(self.tiers[tier].copies[lower].tenant);
+        let shared = self.tiers[tier].asks.is_some();
         if completion.status == Status::OK {
-            if trusted && self.tiers[tier].copies[lower].state == CopyState::Putting {
+            if shared && self.found_other(tier, lower, completion.checksum, now) {
+                self.tiers[tier].counters.present_other += 1;
+                self.free_lower(tier, lower);
+            } else if trusted && self.tiers[tier].copies[lower].state == CopyState::Putting {
                 self.make_resident(tier, lower);
                 self.tiers[tier].counters.stored += 1;
             } else {
@@ -101,10 +110,12 @@ impl Engine {
             }
         } else {
             self.free_lower(tier, lower);
-            if completion.status == Status::NO_SPACE {
+            // A shared tier's room is not this host's to make: forgetting frees none of it.
+            let full = completion.status == Status::NO_SPACE && !shared;
+            if full {
                 self.found_limit(tier, bytes, freed_since, now);
             }
-            let retried = completion.status == Status::NO_SPACE && tries < PUT_TRIES_MAX && trusted;
+            let retried = full && tries < PUT_TRIES_MAX && trusted;
             // What deletes have freed meanwhile is enough for a second try. Later ones make more room each: a backend
             // has records and seams of its own.
             let freed = tries == 1 && freed_since >= bytes;
@@ -150,7 +161,7 @@ impl Engine {
         any
     }
 
-    fn get_done(&mut self, tier: usize, dram: u32, lower: u32, overdue: bool, completion: &Completion) {
+    fn get_done(&mut self, tier: usize, (dram, lower): (u32, u32), overdue: bool, completion: &Completion, now: Time) {
         let entry = self.tiers[tier].copies[lower].entry;
         let whole = completion.status == Status::OK && completion.length == u64::from(self.index[entry].length);
         let doubted = self.tiers[tier].copies[lower].state == CopyState::Doubted;
@@ -180,6 +191,9 @@ impl Engine {
             self.discard_fill(dram);
             if !whole {
                 let lost = matches!(completion.status, Status::OK | Status::CORRUPT | Status::MISS);
+                if self.tiers[tier].asks.is_some() {
+                    self.lose_shared(tier, lower, completion.status, now);
+                }
                 self.distrust(tier, lower, lost);
             }
         }
@@ -217,10 +231,14 @@ impl Engine {
         below.misses_in_a_row += 1;
         let degraded = below.state == TierState::Running && below.misses_in_a_row >= DEGRADED_AFTER_MISSES;
         self.outbox.push(Action::Cancel { tier: Self::tier_index(tier), ids: vec![id] });
-        if let Purpose::Get { lower, .. } = purpose {
-            let entry = self.tiers[tier].copies[lower].entry;
-            self.distrust(tier, lower, false);
-            self.end_promotion(entry, Err(MissReason::TierDown));
+        match purpose {
+            Purpose::Get { lower, .. } => {
+                let entry = self.tiers[tier].copies[lower].entry;
+                self.distrust(tier, lower, false);
+                self.end_promotion(entry, Err(MissReason::TierDown));
+            }
+            Purpose::Ask { key } => self.release_ask(tier, &key),
+            _ => {}
         }
         if degraded {
             self.set_state(tier, TierState::Degraded);
@@ -263,6 +281,7 @@ impl Engine {
         if state == TierState::Running {
             return self.introduce_all(tier);
         }
+        self.release_asks(tier);
         // Who waits for a load learns that it will not come; the buffers of those in flight stay pinned.
         let waiting: Vec<u32> = self
             .promotions

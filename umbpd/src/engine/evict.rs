@@ -2,12 +2,11 @@
 
 use umbp_protocol::message::{Event, RemovedReason, SegmentId};
 
-use super::api::{Action, TierState, WritePolicy};
-use super::deletes::FAILED_DELETES_MAX;
+use super::api::{Action, TierState, Time, WritePolicy};
 use super::pool::{Place, UNIT_BYTES};
 use super::slab::NONE;
 use super::state::{DRAM, Engine};
-use super::tier::CopyState;
+use super::tier::{CopyState, FORGOTTEN};
 
 /// Entries that reclaim evicts at most in one call, per tier.
 pub const RECLAIM_SLICE_ENTRIES: usize = 64;
@@ -138,19 +137,32 @@ impl Engine {
         let Some(slot) = self.coldest(DRAM, usize::from(tenant), first_stamp) else { return Victim::None };
         self.evictions += 1;
         self.work += 1;
-        if self.settings.write == WritePolicy::OnEvict && self.demote(slot, urgent) {
+        if self.demote(slot, urgent) {
             return Victim::Leaving;
         }
         self.drop_dram(slot, RemovedReason::Evicted);
         Victim::Gone
     }
 
-    /// Begins the demotion of a copy that is about to leave, where the tier below lacks the block and can take it
-    /// now. Under pressure a copy that cannot be demoted at once is dropped and counted: a store does not wait.
+    /// Begins the demotion of a copy that is about to leave, into each tier that wants it then. It leaves when the
+    /// last of these puts is done.
     fn demote(&mut self, slot: u32, urgent: bool) -> bool {
+        let mut any = false;
+        for tier in DRAM + 1..self.tiers.len() {
+            any |= self.tiers[tier].settings.write == WritePolicy::OnEvict && self.demote_to(tier, slot, urgent);
+        }
+        if any {
+            self.unlist(DRAM, slot);
+            self.set_leaving(slot, true);
+        }
+        any
+    }
+
+    /// The same for one tier, where it lacks the block and can take it now. Under pressure a copy that cannot be
+    /// demoted at once is dropped and counted: a store does not wait.
+    fn demote_to(&mut self, below: usize, slot: u32, urgent: bool) -> bool {
         let entry = self.tiers[DRAM].copies[slot].entry;
-        let below = DRAM + 1;
-        if below >= self.tiers.len() || self.index.copy(entry, below) != NONE {
+        if self.index.copy(entry, below) != NONE || self.has_other(below, entry) {
             return false;
         }
         if !self.admits(entry) {
@@ -167,8 +179,6 @@ impl Engine {
             return false;
         }
         self.tiers[below].counters.demoted += 1;
-        self.unlist(DRAM, slot);
-        self.set_leaving(slot, true);
         true
     }
 
@@ -210,8 +220,18 @@ impl Engine {
         self.tiers[tier].deletes.push_back(slot);
     }
 
+    /// A copy of a shared tier is known no more, as soon as nothing uses it. The block stays there: it is not this
+    /// host's alone to delete.
+    pub(super) fn forget(&mut self, tier: usize, slot: u32) {
+        if self.tiers[tier].copies[slot].pins == 0 {
+            return self.free_lower(tier, slot);
+        }
+        self.hide(tier, slot, CopyState::Doomed);
+        self.tiers[tier].copies[slot].flags |= FORGOTTEN;
+    }
+
     /// The entry's copy in a lower tier is worth nothing any more: deleted, or doomed while it is pinned.
-    pub(super) fn expel(&mut self, tier: usize, entry: u32) {
+    pub(super) fn expel(&mut self, tier: usize, entry: u32, now: Time) {
         let slot = self.index.copy(entry, tier);
         if slot == NONE {
             return;
@@ -219,6 +239,12 @@ impl Engine {
         let copy = &self.tiers[tier].copies[slot];
         match copy.state {
             CopyState::Putting => self.hide(tier, slot, CopyState::Doomed),
+            CopyState::Resident | CopyState::Doubted if self.tiers[tier].asks.is_some() => {
+                let (tenant, key) = (copy.tenant, self.index[entry].key);
+                self.removed(tenant, tier, RemovedReason::Failed, key);
+                self.note_other(tier, key, now);
+                self.forget(tier, slot);
+            }
             CopyState::Resident | CopyState::Doubted if copy.pins > 0 => self.hide(tier, slot, CopyState::Doomed),
             CopyState::Resident | CopyState::Doubted => {
                 let (tenant, key) = (copy.tenant, self.index[entry].key);
@@ -229,9 +255,10 @@ impl Engine {
         }
     }
 
-    /// Evicts one copy of a lower tier. False if there is none to evict, or if the tier deletes nothing.
+    /// Evicts one copy of a lower tier; of a shared one it is forgotten, and its room is free at once. False if there
+    /// is none to evict, or if the tier deletes nothing.
     pub(super) fn evict_lower(&mut self, tier: usize, tenant: usize) -> bool {
-        if self.tiers[tier].undeleted_blocks() >= FAILED_DELETES_MAX {
+        if !self.tiers[tier].makes_room() {
             return false;
         }
         let Some(slot) = self.coldest(tier, tenant, u64::MAX) else { return false };
@@ -242,7 +269,11 @@ impl Engine {
         self.tiers[tier].counters.evicted += 1;
         self.evictions += 1;
         self.work += 1;
-        self.delete_lower(tier, slot);
+        if self.tiers[tier].asks.is_some() {
+            self.forget(tier, slot);
+        } else {
+            self.delete_lower(tier, slot);
+        }
         true
     }
 
@@ -276,7 +307,7 @@ impl Engine {
 
     /// The tenant that uses most of its quota in a tier, among those with something to evict.
     pub(super) fn heaviest(&self, tier: usize) -> Option<usize> {
-        if self.tiers[tier].undeleted_blocks() >= FAILED_DELETES_MAX {
+        if !self.tiers[tier].makes_room() {
             return None;
         }
         let used = &self.tiers[tier].used;

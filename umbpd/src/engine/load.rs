@@ -24,7 +24,7 @@ pub(super) struct Promotion {
 }
 
 impl Engine {
-    fn resolve(&self, tenant: u16, key: &WireKey) -> Result<(u32, usize), MissReason> {
+    pub(super) fn resolve(&self, tenant: u16, key: &WireKey) -> Result<(u32, usize), MissReason> {
         if self.draining {
             return Err(MissReason::Draining);
         }

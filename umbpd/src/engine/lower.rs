@@ -1,10 +1,12 @@
 //! Lower tiers: what is handed to a tier's runner.
 //!
-//! A tier has a fixed number of operations in flight. Loads go first, then deletes (they make room), then stores,
-//! which never take more than half of the slots, so that no load waits behind a burst of stores.
+//! A tier has a fixed number of operations in flight. Loads go first, then deletes (they make room), then what a shared
+//! tier is asked, then stores. The last two never take more than half of the slots each, so that no load waits behind
+//! a burst of stores.
 
 use umbp_plugin_api::types::code;
 use umbp_plugin_api::{Operation, types::KEY_BYTES};
+use umbp_protocol::message::WireKey;
 
 use super::api::{Action, TIERS_MAX, Time};
 use super::evict::RoomBelow;
@@ -37,6 +39,10 @@ pub(super) enum Purpose {
     DeleteStray {
         stray: Stray,
     },
+    /// A shared tier is asked about a block that no tier here has.
+    Ask {
+        key: WireKey,
+    },
     Probe,
 }
 
@@ -51,7 +57,7 @@ pub(super) struct InFlight {
 }
 
 impl Engine {
-    /// Most puts in flight.
+    /// Most puts in flight, and most asks.
     pub(super) fn put_slots(&self, tier: usize) -> u32 {
         (self.tiers[tier].settings.slots / 2).max(1)
     }
@@ -72,7 +78,7 @@ impl Engine {
                     self.submit(tier, Purpose::Delete { lower }, entry, now);
                 } else if let Some(stray) = self.tiers[tier].strays.pop_front() {
                     self.submit_stray(tier, &stray, now);
-                } else {
+                } else if !self.submit_ask(tier, now) {
                     let stored = self.tiers[tier].puts_in_flight < self.put_slots(tier) && self.submit_put(tier, now);
                     // A put that found no room has queued deletes.
                     if !stored && self.tiers[tier].deletes.is_empty() {
@@ -201,6 +207,7 @@ impl Engine {
             Purpose::Get { dram, lower } => (code::GET, Some(dram), Some(lower)),
             Purpose::Delete { lower } => (code::DELETE, None, Some(lower)),
             Purpose::DeleteStray { .. } => (code::DELETE, None, None),
+            Purpose::Ask { .. } => (code::EXISTS, None, None),
             Purpose::Probe if entry == NONE => (code::EXISTS, None, None),
             Purpose::Probe => (code::EXISTS, None, Some(self.index.copy(entry, tier))),
         };
@@ -228,7 +235,7 @@ impl Engine {
         self.send(tier, Purpose::DeleteStray { stray: *stray }, operation, now);
     }
 
-    fn send(&mut self, tier: usize, purpose: Purpose, mut operation: Operation, now: Time) {
+    pub(super) fn send(&mut self, tier: usize, purpose: Purpose, mut operation: Operation, now: Time) {
         let id = self.new_id();
         let deadline = now.0.saturating_add(self.tiers[tier].settings.deadline_ns);
         (operation.id, operation.deadline_ns) = (id, deadline);

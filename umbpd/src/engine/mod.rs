@@ -13,7 +13,7 @@
 //! else is made of); `index`, `tier`, `pool`, `slab` (entries, copies, extents, slots); `policy`, `order` (what leaves
 //! first, and how its policy is told), `prefix_lru`, `s3_fifo`, `chain_hazard`, `list`, `ghosts` (the policies);
 //! `namespace`, `session`, `lease`; `store`, `load`, `hold` (the calls of clients); `evict`, `admit`, `background`,
-//! `lower`, `complete`, `deletes`, `recover` (the traffic with tiers); `orphans`, `clear`, `tick`, `status`.
+//! `lower`, `complete`, `deletes`, `recover`, `ask` (the traffic with tiers); `orphans`, `clear`, `tick`, `status`.
 //!
 //! How the daemon calls it. A client's Reserve, with its keys cut into slices:
 //!
@@ -31,6 +31,7 @@
 pub mod api;
 
 mod admit;
+mod ask;
 mod background;
 mod chain_hazard;
 mod clear;
@@ -64,6 +65,7 @@ mod tier;
 #[cfg(test)]
 mod tests;
 
+pub use ask::{ASKS_WAITING_MAX, PRESENT_OTHER_NS, REMEMBERED_MAX};
 pub use clear::ClearSlice;
 pub use complete::{DEGRADED_AFTER_MISSES, PROBE_EVERY_NS, PUT_TRIES_MAX};
 pub use deletes::DELETE_RETRY_NS;

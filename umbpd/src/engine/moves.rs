@@ -6,7 +6,7 @@ use super::api::TenantIndex;
 use super::pool::{Place, UNIT_BYTES};
 use super::slab::NONE;
 use super::state::{DRAM, Engine};
-use super::tier::{BlockCopy, CopyState, LEAVING, QUEUED, UNPLACED};
+use super::tier::{ANY_QUEUED, BlockCopy, CopyState, FORGOTTEN, LEAVING, QUEUED, UNPLACED};
 
 impl Engine {
     pub(super) fn generation(&self, slot: u32) -> u64 {
@@ -65,7 +65,7 @@ impl Engine {
     pub(super) fn unqueue(&mut self, slot: u32) {
         let copy = &mut self.tiers[DRAM].copies[slot];
         let (flags, bytes) = (copy.flags, u64::from(copy.bytes));
-        copy.flags &= !(QUEUED << 1 | QUEUED << 2 | QUEUED << 3);
+        copy.flags &= !ANY_QUEUED;
         for tier in 1..self.tiers.len() {
             if flags & QUEUED << tier != 0 {
                 let tier = &mut self.tiers[tier];
@@ -153,8 +153,11 @@ impl Engine {
         }
         match (copy.state, tier) {
             (CopyState::Doomed, DRAM) => self.free_dram(slot),
+            (CopyState::Doomed, _) if copy.is(FORGOTTEN) => self.free_lower(tier, slot),
             (CopyState::Doomed, _) => self.delete_lower(tier, slot),
-            _ if copy.is(LEAVING) => self.drop_dram(slot, RemovedReason::Evicted),
+            // A tier that wants it too has not got it yet.
+            (_, DRAM) if copy.is(LEAVING) && copy.is_queued() => {}
+            (_, DRAM) if copy.is(LEAVING) => self.drop_dram(slot, RemovedReason::Evicted),
             (_, DRAM) if self.passes(slot) => {
                 self.tiers[DRAM].counters.passed_through += 1;
                 self.drop_dram(slot, RemovedReason::Evicted);

@@ -212,6 +212,10 @@ impl Engine {
             }
         }
         self.index.hang(entry, parent, depth);
+        if self.hits.get(entry) > 0 {
+            // Those of a block that was here before, or of another one under this number.
+            self.hits.set(entry, 0);
+        }
         for (tier, copy, has_kids) in moved {
             if has_kids {
                 self.cover_above(tier, entry);

@@ -100,8 +100,8 @@ impl Engine {
         useful
     }
 
-    /// Hangs a recovered entry on its parent, where that keeps depths falling toward the root; else on none.
-    fn hang_recovered(&mut self, entry: u32, block: &RecoveredBlock) {
+    /// Hangs a recovered entry, or one that another host stored, on its parent, where that keeps depths falling toward the root; else on none.
+    pub(super) fn hang_recovered(&mut self, entry: u32, block: &RecoveredBlock) {
         let known = &self.index[entry];
         let depth = block.depth.min(DEPTH_MAX);
         let depth = if known.children > 0 { depth.min(known.depth()) } else { depth };

@@ -6,7 +6,8 @@ use umbp_protocol::message::{
     Event, KEYS_PER_MESSAGE_MAX, MissReason, NamespaceId, RemovedReason, SegmentId, SessionId, WireKey,
 };
 
-use super::api::{Action, Generations, Settings, TIERS_MAX, TenantIndex, TierIndex, TierSettings, Time};
+use super::api::{Action, Generations, Settings, TIERS_MAX, TenantIndex, TierIndex, TierSettings, Time, WritePolicy};
+use super::ask::Waits;
 use super::ghosts::Ghosts;
 use super::hold::Hold;
 use super::index::Index;
@@ -17,6 +18,7 @@ use super::namespace::Namespaces;
 use super::orphans::Adrift;
 use super::pool::{Pool, UNIT_BYTES};
 use super::session::Session;
+use super::slab::Words;
 use super::tier::Tier;
 
 /// The first tier.
@@ -90,6 +92,11 @@ pub struct Engine {
     pub(super) leases: HashMap<u64, Lease>,
     pub(super) holds: BTreeMap<(u32, u64), Hold>,
     pub(super) promotions: HashMap<u32, Promotion>,
+    /// Lookups that shared tiers are asked for.
+    pub(super) tickets: HashMap<u64, Waits>,
+    /// Loads of each entry, where a tier wants its copy after so many.
+    pub(super) hits: Words<u8>,
+    pub(super) counts_hits: bool,
     pub(super) operations: HashMap<u64, InFlight>,
     pub(super) timers: BTreeSet<(u64, Timer)>,
     pub(super) outbox: Vec<Action>,
@@ -141,6 +148,9 @@ impl Engine {
             leases: HashMap::new(),
             holds: BTreeMap::new(),
             promotions: HashMap::new(),
+            tickets: HashMap::new(),
+            hits: Words::new(),
+            counts_hits: settings.tiers.iter().any(|tier| matches!(tier.write, WritePolicy::AfterHits(_))),
             operations: HashMap::new(),
             timers: BTreeSet::new(),
             outbox: Vec::new(),

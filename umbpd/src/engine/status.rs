@@ -57,14 +57,14 @@ impl Engine {
         };
         let copies: usize = self.tiers.iter().map(tier).sum();
         let adrift: usize = self.adrift.iter().map(|adrift| adrift.memory_bytes()).sum();
-        self.index.memory_bytes() + copies + self.sightings.memory_bytes() + adrift
+        self.index.memory_bytes() + self.hits.memory_bytes() + copies + self.sightings.memory_bytes() + adrift
     }
 
     fn tier_status(&self, at: usize) -> Value {
         let tier = &self.tiers[at];
         let counters = &tier.counters;
         let capacity = if at == DRAM { self.pool.total_bytes() } else { tier.settings.capacity };
-        json!({
+        let mut status = json!({
             "name": tier.settings.name,
             "state": tier.state.name(),
             "capacity_bytes": capacity,
@@ -92,7 +92,13 @@ impl Engine {
             "queued_bytes": tier.queued_bytes,
             "in_flight": tier.in_flight,
             "recovering_blocks": tier.unplaced.len(),
-        })
+        });
+        if let Some(asks) = &tier.asks {
+            status["shared"] = json!(true);
+            status["present_other"] = json!(counters.present_other);
+            status["ask"] = asks.status();
+        }
+        status
     }
 
     /// Bytes that nobody may use since someone may still write to them: late writers, fills that are overdue, and

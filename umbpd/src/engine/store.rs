@@ -170,7 +170,7 @@ impl Engine {
                 answers.push(Outcome::NotLeased);
                 continue;
             };
-            stored.push(self.publish(item.slot, checksum));
+            stored.push(self.publish(item.slot, checksum, now));
             self.settle_item(lease.0, index as usize);
             answers.push(Outcome::Done);
         }
@@ -182,12 +182,12 @@ impl Engine {
         answers
     }
 
-    fn publish(&mut self, slot: u32, checksum: u64) -> u32 {
+    fn publish(&mut self, slot: u32, checksum: u64, now: Time) -> u32 {
         let entry = self.tiers[DRAM].copies[slot].entry;
         if self.index[entry].checksum != checksum {
             // Written anew while its copies below were out of reach, with other bytes under the same key.
             for tier in DRAM + 1..self.tiers.len() {
-                self.expel(tier, entry);
+                self.expel(tier, entry, now);
             }
             self.index[entry].checksum = checksum;
         }

@@ -4,7 +4,7 @@ use umbp_protocol::message::{Event, SegmentId};
 
 use super::api::Time;
 use super::lease::{EXPIRY_SLICE_ITEMS, LeaseKind};
-use super::state::{Engine, Timer};
+use super::state::{DRAM, Engine, Timer};
 
 impl Engine {
     /// Lets expire what is due and goes on with reclaim, closing sessions and recovery, a slice of each. Answers
@@ -20,6 +20,7 @@ impl Engine {
         let mut more = self.close_slice();
         more |= self.place_slice();
         more |= self.settle_orphans_slice();
+        self.expire_answers(now);
         self.settle(now);
         more |= self.timers.first().is_some_and(|(due, _)| *due <= now.0);
         if more || self.reclaim_left() || self.pump_left() {
@@ -65,6 +66,7 @@ impl Engine {
         self.begin();
         if !self.draining {
             self.draining = true;
+            (DRAM + 1..self.tiers.len()).for_each(|tier| self.release_asks(tier));
             self.push_to_all(&Event::Draining);
         }
         self.settle(now);

@@ -7,7 +7,8 @@ use umbp_plugin_api::Status;
 use umbp_protocol::message::{NamespaceId, WireKey};
 
 use super::api::{EvictionPolicy, TierSettings, TierState};
-use super::deletes::DELETE_RETRY_NS;
+use super::ask::Asks;
+use super::deletes::{DELETE_RETRY_NS, FAILED_DELETES_MAX};
 use super::policy::{self, Link, Policy};
 use super::slab::{NONE, Slab, Words};
 
@@ -48,12 +49,16 @@ pub(super) enum CopyState {
 pub(super) const LISTED: u8 = 1;
 /// First tier: leaves once its demotion is done, unless it is used before.
 pub(super) const LEAVING: u8 = 2;
+/// Shared tiers: leaves with its last pin, and is not deleted.
+pub(super) const FORGOTTEN: u8 = 2;
 /// Recovered, and waiting for its place in the policy's order.
 pub(super) const UNPLACED: u8 = 4;
 /// First tier: came up for a load, and leaves when nobody reads it any more.
 pub(super) const PASSING: u8 = 8;
 /// First tier: `QUEUED << tier` is set while a background put into that tier is queued.
 pub(super) const QUEUED: u8 = 8;
+/// First tier: such a put into any tier.
+pub(super) const ANY_QUEUED: u8 = QUEUED << 1 | QUEUED << 2 | QUEUED << 3;
 /// Its policy knows the copy, listed or not.
 pub(super) const TRACKED: u8 = 128;
 
@@ -81,6 +86,11 @@ impl BlockCopy {
 
     pub(super) fn is(&self, flag: u8) -> bool {
         self.flags & flag != 0
+    }
+
+    /// First tier: a background put of it is queued.
+    pub(super) fn is_queued(&self) -> bool {
+        self.is(ANY_QUEUED)
     }
 }
 
@@ -140,6 +150,8 @@ pub(super) struct TierCounters {
     /// Tries of a put that were refused for lack of space: so it is found out what fits. No errors; a block that is
     /// given up over it is dropped.
     pub(super) limit_found: u64,
+    /// Shared tiers: puts that found other bytes there than ours.
+    pub(super) present_other: u64,
     pub(super) timeouts: u64,
     /// Completions that no operation in flight stands for.
     pub(super) unknown_completions: u64,
@@ -194,6 +206,8 @@ pub(super) struct Tier {
     pub(super) delete_retry_ns: u64,
     /// A timer stands for it.
     pub(super) delete_retry_waits: bool,
+    /// Shared tiers: what they are asked.
+    pub(super) asks: Option<Box<Asks>>,
     pub(super) puts: VecDeque<QueuedPut>,
     /// Puts refused for lack of space: DRAM slot, and times tried. They are tried again.
     pub(super) retries: VecDeque<(u32, u8)>,
@@ -237,6 +251,7 @@ impl Tier {
             limit: settings.capacity,
             limit_step: 0,
             limit_timer: false,
+            asks: settings.shared.map(|shared| Box::new(Asks::new(shared))),
             settings,
             state: TierState::Declared,
             copies: Slab::new(),
@@ -318,6 +333,11 @@ impl Tier {
     /// Blocks whose delete failed.
     pub(super) fn undeleted_blocks(&self) -> usize {
         self.undeleted.len() + self.undeleted_strays.len()
+    }
+
+    /// Its copies can leave: what is evicted is forgotten, or deletes do not fail.
+    pub(super) fn makes_room(&self) -> bool {
+        self.asks.is_some() || self.undeleted_blocks() < FAILED_DELETES_MAX
     }
 
     pub(super) fn running(&self) -> bool {

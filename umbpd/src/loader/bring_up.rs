@@ -104,7 +104,7 @@ fn make_segments(order: &Order, backend: &HostedBackend) -> Result<Vec<SegmentIn
     (0..).zip(lengths).map(make).collect()
 }
 
-/// A first tier must be mappable, and a tier must store.
+/// A first tier must be mappable, a tier must store, and only a shared one has the keys of one.
 pub(super) fn check_role(config: &Config, index: TierIndex, info: &PluginInfo) -> Result<(), Failure> {
     let at = usize::from(index.0);
     let tier = &config.tiers[at];
@@ -122,6 +122,9 @@ pub(super) fn check_role(config: &Config, index: TierIndex, info: &PluginInfo) -
     }
     if at == 0 {
         config.check_first_tier(&|_| Some(info.mappable)).map_err(Failure::Config)?;
+    }
+    if !info.shared {
+        config.check_unshared(tier).map_err(Failure::Config)?;
     }
     Ok(())
 }

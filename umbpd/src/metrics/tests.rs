@@ -3,6 +3,11 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::*;
+use crate::engine::Engine;
+use crate::engine::api::{
+    Admission, EvictionPolicy, Generations, Promote, Settings, Shared, TenantIndex, TenantSettings, TierSettings,
+    WritePolicy,
+};
 
 #[test]
 fn a_figure_is_told_once_with_its_kind_its_unit_and_each_value_with_its_labels() {
@@ -75,6 +80,62 @@ fn f1_direct_io_is_told_of_each_tier_whose_plugin_counts_its_fallback() {
     let text = page(status).expect("text");
     let told: Vec<&str> = text.lines().filter(|line| line.starts_with("umbp_tier_direct_io")).collect();
     assert_eq!(told, [r#"umbp_tier_direct_io{tier="direct"} 1"#, r#"umbp_tier_direct_io{tier="cached"} 0"#]);
+}
+
+/// J4: what only a shared tier counts is on the page too, each number of it.
+#[test]
+fn j4_all_that_a_shared_tier_counts_is_on_the_page() {
+    let before = json!({ "tiers": [{ "name": "far", "shared": true, "present_other": 1, "ask": shared_status() }] });
+    let page_before = page(before.clone()).expect("text");
+    let names: Vec<String> = before["tiers"][0]["ask"].as_object().expect("a map").keys().cloned().collect();
+    assert!(names.len() >= 11, "{names:?}");
+    let paths = names.iter().map(|name| format!("/tiers/0/ask/{name}"));
+    for path in paths.chain(["/tiers/0/present_other", "/tiers/0/shared"].map(str::to_owned)) {
+        let mut changed = before.clone();
+        let value = changed.pointer_mut(&path).expect("it is there");
+        *value = if value.is_boolean() { json!(false) } else { json!(77_777) };
+        assert_ne!(page(changed).expect("text"), page_before, "{path} is not on the page");
+    }
+}
+
+/// What an engine says of the asks of its shared tier.
+fn shared_status() -> Value {
+    struct Nothing;
+    impl Generations for Nothing {
+        fn get(&self, _: TenantIndex, _: u32) -> u64 {
+            0
+        }
+
+        fn advance(&mut self, _: TenantIndex, _: u32) {}
+    }
+    let tier = |name: &str, shared| TierSettings {
+        name: name.to_owned(),
+        capacity: 1 << 20,
+        alignment: 4096,
+        largest_payload: 1 << 20,
+        slots: 8,
+        deadline_ns: 1,
+        write: WritePolicy::Through,
+        shared,
+    };
+    let settings = Settings {
+        tiers: vec![tier("near", None), tier("far", Some(Shared { lookup_budget_ns: 1, negative_ns: 1 }))],
+        tenants: vec![TenantSettings { name: "default".to_owned(), quota: vec![u64::MAX; 2] }],
+        headroom: vec![0; 2],
+        promotion_budget: 0,
+        eviction: EvictionPolicy::PrefixLru,
+        admission: Admission::All,
+        promote: Promote::OnAcquire,
+        lease_ns: 1,
+        hold_ns: 1,
+        hold_bytes: 0,
+        quarantine_bytes: 0,
+        background_bytes: 0,
+        block_bytes: 4096,
+    };
+    let status = Engine::new(settings, Box::new(Nothing)).status();
+    assert_eq!((status["tiers"][0].get("ask"), &status["tiers"][1]["shared"]), (None, &json!(true)));
+    status["tiers"][1]["ask"].clone()
 }
 
 #[test]

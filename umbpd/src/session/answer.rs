@@ -1,28 +1,34 @@
 //! What a client asks, sliced so that no request keeps others waiting for long.
 
+use std::rc::Rc;
+
 use umbp_protocol::message::{Acquired, MissReason, ReserveItem, WireKey};
 use umbp_protocol::message::{LeaseId, Outcome, Reply, Request, Reserved, SessionId};
 
+use super::lookup::Lookup;
 use super::refusal;
 use crate::core::Hub;
+use crate::core::seat::SessionSeat;
 use crate::engine::{KEYS_PER_SLICE_MAX, LeaseKind};
 
 /// Blocks of a Reserve that get their room, and may evict others for it, before others have their turn: a small lookup
 /// beside a large store waits for so many at most. Fewer would gain it little more.
 const BLOCKS_PER_TURN: usize = 128;
 
-/// Answers one request. Between slices other tasks get their turn.
-pub async fn answer(hub: &Hub, session: SessionId, request: Request) -> Reply {
-    match request {
-        Request::Hello(_) => Reply::Refused(refusal("argument", "Hello comes once, as the first message")),
+/// Answers one request of a session, by its id. Between slices other tasks get their turn. None: the reply comes later,
+/// by itself.
+pub async fn answer(
+    hub: &Rc<Hub>,
+    seat: &Rc<SessionSeat>,
+    (session, id): (SessionId, u64),
+    request: Request,
+) -> Option<Reply> {
+    let reply = match request {
         Request::Lookup { hold_ms, keys } => {
-            let mut found = Vec::with_capacity(keys.len());
-            for slice in slices(&keys) {
-                turn(&found).await;
-                found.extend(hub.with(|engine, now| engine.lookup(session, hold_ms, slice, now)));
-            }
-            Reply::Lookup { found }
+            let (hub, seat) = (hub.clone(), seat.clone());
+            return Lookup { hub, seat, session, id, hold_ms, keys }.answer().await;
         }
+        Request::Hello(_) => Reply::Refused(refusal("argument", "Hello comes once, as the first message")),
         Request::Reserve { items } => reserve(hub, session, &items).await,
         Request::Commit { lease, items } => {
             let mut done: Vec<Outcome> = Vec::with_capacity(items.len());
@@ -60,15 +66,16 @@ pub async fn answer(hub: &Hub, session: SessionId, request: Request) -> Reply {
             Reply::SegmentUnmapped
         }
         Request::Status => Reply::Status(hub.status().await),
-    }
+    };
+    Some(reply)
 }
 
-fn slices<T>(all: &[T]) -> impl Iterator<Item = &[T]> {
+pub(super) fn slices<T>(all: &[T]) -> impl Iterator<Item = &[T]> {
     all.chunks(KEYS_PER_SLICE_MAX)
 }
 
 /// Lets others have their turn, before every slice but the first.
-async fn turn<T>(so_far: &[T]) {
+pub(super) async fn turn<T>(so_far: &[T]) {
     if !so_far.is_empty() {
         tokio::task::yield_now().await;
     }

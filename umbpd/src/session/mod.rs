@@ -6,12 +6,13 @@
 //!
 //! Modules in reading order: [`listen`] (the socket and its lock), [`peer`] (the process behind a connection),
 //! [`outbox`] (what waits to be sent), [`mod@line`] (bytes in and out), [`hello`] (who it is), [`answer`] (what it asks),
-//! [`turned_away`] (who is not served), [`serve`] (its life).
+//! `lookup` (which may have to wait), [`turned_away`] (who is not served), [`serve`] (its life).
 
 pub mod answer;
 pub mod hello;
 pub mod line;
 pub mod listen;
+mod lookup;
 pub mod outbox;
 pub mod peer;
 pub mod serve;

@@ -69,6 +69,16 @@ impl Outbox {
     /// Queues a reply, and what had to come after it.
     pub fn push_reply(&mut self, reply: Outgoing) {
         self.push(reply);
+        self.end_answer();
+    }
+
+    /// Queues the reply to a request that later ones may have overtaken. What another reply holds back stays so.
+    pub fn push_late_reply(&mut self, reply: Outgoing) {
+        self.push(reply);
+    }
+
+    /// The request needs no reply now.
+    pub fn end_answer(&mut self) {
         self.answering = false;
         for outgoing in std::mem::take(&mut self.held_back) {
             self.waiting_bytes -= outgoing.bytes.len();
@@ -162,6 +172,30 @@ mod tests {
         outbox.push_reply(Outgoing { bytes: reply, fds: Vec::new() });
         let kinds: Vec<Kind> = drain(&mut outbox).into_iter().map(|(kind, _)| kind).collect();
         assert_eq!(kinds, [Kind::Event, Kind::Reply, Kind::Event]);
+        assert_eq!(outbox.waiting_bytes(), 0);
+    }
+
+    #[test]
+    fn a_late_reply_lets_nothing_pass_that_another_one_holds_back() {
+        let mut outbox = Outbox::default();
+        let item = Acquired::Miss(MissReason::Absent);
+        let promoted = Event::Promoted { lease: LeaseId(1), index: 0, item };
+        let reply = || {
+            let bytes = umbp_protocol::encode_reply(5, 1, &umbp_protocol::message::Reply::SegmentUnmapped);
+            Outgoing { bytes, fds: Vec::new() }
+        };
+        outbox.begin_answer();
+        outbox.push_event(1, &promoted, Vec::new());
+        outbox.push_late_reply(reply());
+        let kinds = |outbox: &mut Outbox| drain(outbox).into_iter().map(|(kind, _)| kind).collect::<Vec<_>>();
+        assert_eq!(kinds(&mut outbox), [Kind::Reply]);
+        outbox.push_reply(reply());
+        assert_eq!(kinds(&mut outbox), [Kind::Reply, Kind::Event]);
+        // A request whose own reply comes later holds nothing back any longer.
+        outbox.begin_answer();
+        outbox.push_event(1, &promoted, Vec::new());
+        outbox.end_answer();
+        assert_eq!(kinds(&mut outbox), [Kind::Event]);
         assert_eq!(outbox.waiting_bytes(), 0);
     }
 }

@@ -137,13 +137,19 @@ impl Connection {
             let request = request(&frame)?;
             self.seat.outbox.borrow_mut().begin_answer();
             let reply = match (self.session, request) {
-                (Some(session), request) => answer::answer(&self.hub, session, request).await,
-                (None, Request::Status) => Reply::Status(self.hub.status().await),
-                (None, _) => Reply::Refused(refusal("tenant", "this connection may only ask for status")),
+                (Some(session), request) => {
+                    answer::answer(&self.hub, &self.seat, (session, frame.request_id), request).await
+                }
+                (None, Request::Status) => Some(Reply::Status(self.hub.status().await)),
+                (None, _) => Some(Reply::Refused(refusal("tenant", "this connection may only ask for status"))),
             };
             self.seat.requests.set(self.seat.requests.get() + 1);
-            let bytes = encode_reply(frame.request_id, self.hub.facts.boot_id, &reply);
-            self.seat.outbox.borrow_mut().push_reply(Outgoing { bytes, fds: Vec::new() });
+            if let Some(reply) = reply {
+                let bytes = encode_reply(frame.request_id, self.hub.facts.boot_id, &reply);
+                self.seat.outbox.borrow_mut().push_reply(Outgoing { bytes, fds: Vec::new() });
+            } else {
+                self.seat.outbox.borrow_mut().end_answer();
+            }
             if self.line.has_more() {
                 // Who sends many requests at once waits for its turn like anybody else.
                 tokio::task::yield_now().await;

@@ -27,6 +27,11 @@ pub(crate) fn fixture() -> PathBuf {
     built(workspace().join("plugin-api/fixtures/backend"), &[])
 }
 
+/// The same, which hosts share.
+pub(crate) fn shared_fixture() -> PathBuf {
+    built(workspace().join("plugin-api/fixtures/backend"), &["shared"])
+}
+
 /// Asks until the answer is one; each question must take its own time (a round trip, a system call that waits).
 pub(crate) fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + DEADLINE;

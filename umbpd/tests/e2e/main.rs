@@ -23,6 +23,7 @@ mod pressure;
 mod restart;
 mod rig;
 mod runtime;
+mod shared;
 mod start;
 mod stopped;
 mod strangers;

@@ -5,6 +5,8 @@
 //! 4. No block leaves the first tier by eviction while a child of it, unpinned, stays there.
 //! 5. Hits and misses add up to what was asked; the engine's tables never contradict each other.
 //! 6. When all is over, nothing is pinned, quarantined or lost, and the medium holds just what the engine counts.
+//! 7. What was cleared never hits before it is stored here anew, whatever other hosts have of it.
+//! 8. Each ask is answered, failed or pending, and nobody waits for longer than the budget.
 
 use std::collections::HashSet;
 
@@ -13,12 +15,9 @@ use umbp_plugin_api::types::code;
 use umbp_plugin_api::{Completion, Operation, Status};
 use umbp_protocol::message::{Found, LeaseId, Outcome, ReserveItem, Reserved, WireKey};
 use umbpd::engine::LeaseKind;
-use umbpd::engine::api::{Promote, TierIndex, Time, WritePolicy};
+use umbpd::engine::api::{Promote, Time, WritePolicy};
 
-use crate::world::{CHAINS, LINKS, UNIT, World, content, length, plain};
-
-const SECOND: u64 = 1_000_000_000;
-const NVME: TierIndex = TierIndex(1);
+use crate::world::{CHAINS, LINKS, NVME, REMOTE, SECOND, UNIT, World, content, length, plain};
 
 fn number(value: &Value) -> u64 {
     value.as_u64().expect("a number")
@@ -57,11 +56,15 @@ impl World {
             self.engine.unhold(id, &keys[..usize::from(c) % 7 % 6], Time(self.now));
             return;
         }
+        self.ask_others(id, &keys, c);
         let found = self.engine.lookup(id, u32::from(c) * 20, &keys, Time(self.now));
         for (block, found) in blocks.iter().zip(found) {
             if matches!(found, Found::Hit { held: true, .. }) {
                 self.pin(tenant, *block, 2 * SECOND);
             }
+        }
+        if c.is_multiple_of(2) {
+            self.acquire(at as u8, b, u8::MAX);
         }
     }
 
@@ -107,10 +110,14 @@ impl World {
         match a % 4 {
             0 => {
                 let Some(client) = self.clients.iter().find(|client| client.open) else { return };
-                let id = client.id;
-                let mut cursor = Some(0);
+                let (id, tenant) = (client.id, client.tenant);
+                let (mut cursor, mut pinned) = (Some(0), 0);
                 while let Some(at) = cursor {
-                    cursor = self.engine.clear(id, None, at, Time(self.now)).next;
+                    let slice = self.engine.clear(id, None, at, Time(self.now));
+                    (cursor, pinned) = (slice.next, pinned + slice.pinned);
+                }
+                if pinned == 0 {
+                    self.cleared.insert(tenant, HashSet::new());
                 }
             }
             1 if self.plan.may_fail && b < 16 => {
@@ -132,7 +139,7 @@ impl World {
     }
 
     fn act(&mut self, at: usize) {
-        let (operation, _) = self.operations[at];
+        let (tier, operation, _) = self.operations[at];
         let bytes = content(operation.checksum, operation.length);
         let memory = self.memory.get_mut(&(operation.region as u32));
         match (operation.code, memory) {
@@ -140,10 +147,14 @@ impl World {
                 let found = &memory[operation.offset as usize..][..bytes.len()];
                 assert!(found == bytes, "law 2: put {operation:?}");
             }
+            // What a get leaves in its buffer when it fails is nobody's to read.
+            (code::GET, Some(memory)) if tier == REMOTE && operation.id.is_multiple_of(2) => {
+                memory[operation.offset as usize..][..bytes.len()].fill(0xee);
+            }
             (code::GET, Some(memory)) => memory[operation.offset as usize..][..bytes.len()].copy_from_slice(&bytes),
             _ => {}
         }
-        self.operations[at].1 = true;
+        self.operations[at].2 = true;
     }
 
     pub(crate) fn complete(&mut self, a: u8, b: u8, c: u8) {
@@ -161,14 +172,18 @@ impl World {
         self.finish(at, if c.is_multiple_of(2) { Status::OK } else { status });
     }
 
-    fn finish(&mut self, at: usize, status: Status) {
+    pub(crate) fn finish(&mut self, at: usize, status: Status) {
         self.act(at);
+        let (tier, operation, _) = self.operations[at];
+        if tier == REMOTE {
+            self.operations.swap_remove(at);
+            return self.finish_remote(&operation, status);
+        }
         if self.failed {
             // Nobody listens, and the buffers stay the backend's for good.
-            let id = self.operations[at].0.id;
-            return self.engine.completed(NVME, &plain(id, status), Time(self.now));
+            return self.engine.completed(NVME, &plain(operation.id, status), Time(self.now));
         }
-        let (operation, _) = self.operations.swap_remove(at);
+        self.operations.swap_remove(at);
         let mut completion =
             Completion { location: operation.location, length: operation.length, ..plain(operation.id, status) };
         let bytes = content(operation.checksum, operation.length);
@@ -233,6 +248,7 @@ impl World {
         assert!(number(&tiers[1]["used_bytes"]) <= self.plan.nvme * UNIT, "law 3");
         let medium: u64 = self.medium.values().map(|bytes| (bytes.len() as u64).next_multiple_of(UNIT)).sum();
         assert!(medium <= self.plan.nvme * UNIT, "law 3");
+        self.check_others(&status);
     }
 
     fn check_readers(&self) {
@@ -252,7 +268,9 @@ impl World {
     fn check_order(&mut self, before: &HashSet<(u16, u64)>) {
         // Where blocks pass through the first tier, a parent may leave it while its child does not: both are below.
         let passing = self.plan.promote != Promote::OnAcquire;
-        if self.plan.write == WritePolicy::OnEvict || passing || self.evicted.is_empty() {
+        let late =
+            [Some(self.plan.write), self.plan.remote.map(|(_, write)| write)].contains(&Some(WritePolicy::OnEvict));
+        if late || passing || self.evicted.is_empty() {
             return;
         }
         let after = self.resident();
@@ -269,7 +287,7 @@ impl World {
             let last = block % LINKS == LINKS - 1;
             let pinned = self.pinned_until.get(&child).is_some_and(|until| *until + SECOND * 4 > self.now);
             let key = self.key(*tenant, block + 1);
-            let submitted = self.operations.iter().any(|(operation, _)| same(operation, &key));
+            let submitted = self.operations.iter().any(|(_, operation, _)| same(operation, &key));
             let waiting = self.tried_again.contains(&key.local);
             if last || pinned || submitted || waiting || !before.contains(&child) {
                 continue;
@@ -294,9 +312,7 @@ impl World {
         }
         for _ in 0..100 {
             self.advance(SECOND / 2);
-            while !self.failed && !self.operations.is_empty() {
-                self.finish(0, Status::OK);
-            }
+            self.finish_all();
         }
         let status = self.engine.status();
         for path in ["/leases/read", "/leases/write", "/holds/now"] {
@@ -307,6 +323,7 @@ impl World {
             return;
         }
         assert!(self.engine.is_idle());
+        assert!(self.tickets.iter().all(|ticket| self.engine.asked_left(*ticket) == 0), "law 8");
         for tier in status["tiers"].as_array().expect("a list") {
             assert_eq!(tier["evictable_blocks"], number(&tier["resident_blocks"]) + self.doubted(tier), "law 6");
             assert_eq!(tier["quarantined_bytes"], 0, "law 6");
@@ -315,6 +332,14 @@ impl World {
         assert_eq!(status["tiers"][1]["used_bytes"], medium, "law 6");
         self.check(&HashSet::new());
         self.fill();
+    }
+
+    /// Everything in flight ends well, but for what a failed tier has.
+    fn finish_all(&mut self) {
+        let ends = |failed: bool, tier| !failed || tier != NVME;
+        while let Some(at) = self.operations.iter().position(|(tier, ..)| ends(self.failed, *tier)) {
+            self.finish(at, Status::OK);
+        }
     }
 
     /// Hidden copies of the lower tier may be evicted too: what the medium has beyond the resident blocks.
@@ -337,9 +362,7 @@ impl World {
                 taken = matches!(self.engine.reserve(id, lease, &[item], now)[0], Reserved::Extent(_));
                 self.engine.lease_finish(lease, now);
                 self.drain();
-                while !self.operations.is_empty() {
-                    self.finish(0, Status::OK);
-                }
+                self.finish_all();
                 if taken {
                     break;
                 }

@@ -137,12 +137,13 @@ impl World {
             self.put_bytes(write.extent, write.checksum, write.block);
         }
         let items: Vec<(u32, u64)> = some.iter().map(|write| (write.index, write.checksum)).collect();
-        let id = self.clients[at].id;
+        let (id, tenant) = (self.clients[at].id, self.clients[at].tenant);
         let outcomes = self.engine.commit(id, lease, &items, Time(self.now));
         let rest = &mut self.clients[at].writes[lease_at].1;
         for (write, outcome) in some.iter().zip(outcomes) {
             assert_ne!(outcome, Outcome::NotLeased, "each is committed once");
             if outcome == Outcome::Done {
+                self.cleared.entry(tenant).and_modify(|since| since.extend([write.block]));
                 rest.retain(|other| other.index != write.index);
             }
         }

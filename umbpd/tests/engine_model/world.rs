@@ -2,7 +2,8 @@
 //!
 //! Keys form chains; a block's bytes follow from tenant, key and a version that its writer chose, and its checksum
 //! stands for these three. Writers write when they like, also long after their lease is over, until they have said
-//! Abort or are dead. The backend touches its buffers at any time between submission and completion.
+//! Abort or are dead. The backend touches its buffers at any time between submission and completion. There may be a third
+//! tier, which other hosts store, change and delete in too ([`crate::others`]).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -13,14 +14,17 @@ use umbp_protocol::message::{
 };
 use umbpd::engine::Engine;
 use umbpd::engine::api::{
-    Action, Admission, EvictionPolicy, Generations, Promote, Settings, TenantIndex, TenantSettings, TierIndex,
-    TierSettings, TierState, Time, WritePolicy,
+    Action, Admission, EvictionPolicy, Generations, Promote, Settings, Shared, TenantIndex, TenantSettings, Ticket,
+    TierIndex, TierSettings, TierState, Time, WritePolicy,
 };
 
 pub(crate) const UNIT: u64 = 4096;
 pub(crate) const CHAINS: u64 = 4;
 pub(crate) const LINKS: u64 = 5;
 pub(crate) const SECOND: u64 = 1_000_000_000;
+pub(crate) const BUDGET_NS: u64 = SECOND / 512;
+pub(crate) const NVME: TierIndex = TierIndex(1);
+pub(crate) const REMOTE: TierIndex = TierIndex(2);
 
 /// What to do, and three numbers to choose with.
 pub(crate) type Step = (u8, u8, u8, u8);
@@ -38,6 +42,8 @@ pub(crate) struct Plan {
     pub(crate) tenants: u16,
     /// The backend may lie and thereby become Failed.
     pub(crate) may_fail: bool,
+    /// Units of the shared tier that this host remembers, and when it gets its copy.
+    pub(crate) remote: Option<(u64, WritePolicy)>,
 }
 
 #[derive(Clone, Default)]
@@ -101,7 +107,8 @@ pub(crate) struct World {
     pub(crate) segments: HashMap<u32, u64>,
     pub(crate) withdrawn: Vec<(SessionId, SegmentId)>,
     pub(crate) clients: Vec<Client>,
-    pub(crate) operations: Vec<(Operation, bool)>,
+    /// Each with its tier, and whether its buffer was touched.
+    pub(crate) operations: Vec<(TierIndex, Operation, bool)>,
     pub(crate) medium: HashMap<u64, Vec<u8>>,
     pub(crate) next_location: u64,
     pub(crate) failed: bool,
@@ -112,6 +119,12 @@ pub(crate) struct World {
     /// What leases pin in the engine's eyes: (tenant, block) of reads and holds, with the end of their life.
     pub(crate) pinned_until: HashMap<(u16, u64), u64>,
     pub(crate) versions: u64,
+    /// What the shared tier holds.
+    pub(crate) remote: HashMap<(u32, [u8; 44]), RemoteBlock>,
+    /// Lookups that wait for it.
+    pub(crate) tickets: Vec<Ticket>,
+    /// Tenants whose blocks were all cleared, with those that were stored here since.
+    pub(crate) cleared: BTreeMap<u16, HashSet<u64>>,
 }
 
 /// Bytes of a block, by its checksum.
@@ -130,25 +143,31 @@ pub(crate) fn checksum(tenant: u16, block: u64, version: u64) -> u64 {
 
 impl World {
     pub(crate) fn new(plan: &Plan) -> Self {
-        let tier = |name: &str, units: u64, slots| TierSettings {
+        let tier = |name: &str, units: u64, slots, write, shared| TierSettings {
             name: name.to_owned(),
             capacity: units * UNIT,
             alignment: UNIT,
             largest_payload: 1 << 20,
             slots,
             deadline_ns: SECOND,
+            write,
+            shared,
         };
         let tenants = (0..plan.tenants).map(|n| TenantSettings {
             name: format!("t{n}"),
-            quota: vec![plan.dram * UNIT / u64::from(plan.tenants), plan.nvme * UNIT],
+            quota: vec![plan.dram * UNIT / u64::from(plan.tenants), plan.nvme * UNIT, u64::MAX],
         });
+        let mut tiers =
+            vec![tier("dram", plan.dram, 1, plan.write, None), tier("nvme", plan.nvme, 4, plan.write, None)];
+        let shared = Shared { lookup_budget_ns: BUDGET_NS, negative_ns: SECOND / 4 };
+        tiers.extend(plan.remote.map(|(units, write)| tier("remote", units, 4, write, Some(shared))));
+        let count = tiers.len() as u8;
         let settings = Settings {
-            tiers: vec![tier("dram", plan.dram, 1), tier("nvme", plan.nvme, 4)],
+            tiers,
             tenants: tenants.collect(),
-            headroom: vec![plan.headroom * UNIT, plan.headroom * UNIT],
+            headroom: vec![plan.headroom * UNIT; usize::from(count)],
             promotion_budget: plan.promotion * UNIT,
             eviction: plan.eviction,
-            write: plan.write,
             admission: plan.admission,
             promote: plan.promote,
             lease_ns: 10 * SECOND,
@@ -170,7 +189,7 @@ impl World {
                 segments.insert(part as u32, units * UNIT);
             }
         }
-        for tier in 0..2 {
+        for tier in 0..count {
             engine.tier_state(TierIndex(tier), TierState::Running, Time(0));
         }
         let namespaces = (0..plan.tenants).map(|tenant| engine.namespace(TenantIndex(tenant), b"m"));
@@ -193,6 +212,9 @@ impl World {
             evicted: Vec::new(),
             pinned_until: HashMap::new(),
             versions: 0,
+            remote: HashMap::new(),
+            tickets: Vec::new(),
+            cleared: BTreeMap::new(),
         };
         world.drain();
         (0..2 * plan.tenants as u8).for_each(|n| world.open(2 * n + 1));
@@ -213,10 +235,11 @@ impl World {
     pub(crate) fn drain(&mut self) {
         for action in self.engine.actions() {
             match action {
-                Action::Submit { operation, .. } => {
-                    assert!(!self.failed, "a failed tier is not called");
-                    self.operations.push((operation, false));
+                Action::Submit { tier, operation } => {
+                    assert!(!self.failed || tier != NVME, "a failed tier is not called");
+                    self.operations.push((tier, operation, false));
                 }
+                Action::Answered { ticket } => assert_eq!(self.engine.asked_left(ticket), 0),
                 Action::Push { session, event: Event::Promoted { lease, index, item } } => {
                     self.promoted(session, lease, index, item);
                 }
@@ -279,7 +302,7 @@ impl World {
     pub(crate) fn step(&mut self, (kind, a, b, c): Step) {
         self.evicted.clear();
         let before = self.resident();
-        match kind % 32 {
+        match kind % 40 {
             0 => self.open(a),
             1..=3 => self.reserve(a, b, c),
             4..=7 => {
@@ -297,6 +320,8 @@ impl World {
             22..=28 => self.complete(a, b, c),
             29 => self.close(a, b),
             30 => self.renew(a),
+            32..=35 => self.others(a, b, c),
+            36..=39 => self.look(a, b, c),
             _ => self.rare(a, b, c),
         }
         if b.is_multiple_of(4) {
@@ -309,6 +334,15 @@ impl World {
 
 pub(crate) fn client_tenant(clients: &[Client], session: SessionId) -> u16 {
     clients.iter().find(|client| client.id == session).map_or(0, |client| client.tenant)
+}
+
+/// A block of the shared tier.
+pub(crate) struct RemoteBlock {
+    pub(crate) location: u64,
+    pub(crate) checksum: u64,
+    pub(crate) length: u64,
+    pub(crate) depth: u32,
+    pub(crate) parent: [u8; 44],
 }
 
 /// A completion without place or length.

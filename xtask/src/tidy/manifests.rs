@@ -3,7 +3,7 @@
 use super::Violation;
 
 /// A crate of ours, and those of ours that it may use.
-const MAY_USE: [(&str, &[&str]); 18] = [
+const MAY_USE: [(&str, &[&str]); 19] = [
     ("umbp-connector-core", &[]),
     ("umbp-protocol", &["umbp-connector-core"]),
     ("umbp-plugin-api", &[]),
@@ -22,6 +22,8 @@ const MAY_USE: [(&str, &[&str]); 18] = [
     ("umbp-cli", &["umbp-client", "umbp-config", "umbp-connector-core", "umbp-plugin-api", "umbp-protocol", "umbpd"]),
     ("umbp-python", &["umbp-client", "umbp-config", "umbp-connector-core", "umbp-protocol", "umbpd"]),
     ("umbp-fuzz", &["umbp-backend-nvme", "umbp-connector-core", "umbp-protocol"]),
+    // A dependency of tests alone.
+    ("umbp-testkit", &[]),
     ("xtask", &[]),
 ];
 /// Crates outside the workspace use the ABI and nothing else.

@@ -77,6 +77,8 @@ impl Harness {
             largest_payload: BLOCK_BYTES,
             slots: 1,
             deadline_ns: u64::MAX,
+            write: WritePolicy::Through,
+            shared: None,
         };
         let settings = Settings {
             tiers: vec![tier],
@@ -84,7 +86,6 @@ impl Harness {
             headroom: vec![headroom * BLOCK_BYTES],
             promotion_budget: 0,
             eviction: policy,
-            write: WritePolicy::Through,
             admission: Admission::All,
             promote: Promote::OnAcquire,
             lease_ns: NEVER_NS,

@@ -3,12 +3,14 @@
 use umbp_plugin_api::{Status, types::code};
 use umbp_protocol::message::{Acquired, MissReason, SegmentId, SessionId};
 
-use super::rig::{BLOCK, Rig, settings};
+use super::rig::{BLOCK, Rig, settings, write_all};
 use crate::engine::api::{Admission, Promote, Settings, TenantIndex, TenantSettings, WritePolicy};
 
 /// Two tiers of so many blocks.
 fn rig(blocks: [u64; 2], admission: Admission, write: WritePolicy) -> Rig {
-    Rig::new(Settings { admission, write, ..settings(&blocks) })
+    let mut settings = Settings { admission, ..settings(&blocks) };
+    write_all(&mut settings, write);
+    Rig::new(settings)
 }
 
 /// Numbers of the blocks below, of those that were ever stored.
@@ -62,7 +64,9 @@ fn under_min_depth_only_long_chains_go_down_and_do_so_whole() {
     for write in [WritePolicy::Through, WritePolicy::OnEvict] {
         // Some room is kept free, so that what leaves can be demoted before it must.
         let headroom = vec![2 * BLOCK, 0];
-        let mut rig = Rig::new(Settings { admission: Admission::MinDepth(3), write, headroom, ..settings(&[10, 64]) });
+        let mut settings = Settings { admission: Admission::MinDepth(3), headroom, ..settings(&[10, 64]) };
+        write_all(&mut settings, write);
+        let mut rig = Rig::new(settings);
         let session = rig.session();
         rig.store(session, &[1, 2, 3]);
         rig.store(session, &[11, 12, 13, 14, 15]);

@@ -1,6 +1,7 @@
 //! Claims about the engine, on small deployments with hand-made completions.
 
 mod admission;
+mod ask;
 mod chain;
 mod clear;
 mod deletes;
@@ -9,9 +10,12 @@ mod leases;
 mod lies;
 mod limits;
 mod orphans;
+mod others;
 mod policies;
 mod pressure;
 mod rig;
+mod shared;
 mod strays;
 mod tenants;
 mod tiers;
+mod writes;

@@ -4,7 +4,7 @@ use umbp_plugin_api::Status;
 use umbp_plugin_api::types::code;
 use umbp_protocol::message::{Found, Reserved};
 
-use super::rig::{BLOCK, Rig, settings};
+use super::rig::{BLOCK, Rig, settings, write_all};
 use crate::engine::api::{EvictionPolicy, Settings, WritePolicy};
 use crate::engine::{EVICTIONS_PER_CALL_MAX, KEYS_PER_SLICE_MAX, LeaseKind};
 
@@ -150,7 +150,8 @@ fn g5_a_request_that_holds_all_the_coldest_blocks_is_given_room_by_the_others() 
 #[test]
 fn a_tier_that_fails_with_demotions_under_way_costs_no_headroom() {
     let mut late = settings(&[8, 64]);
-    (late.write, late.headroom[0]) = (WritePolicy::OnEvict, 2 * BLOCK);
+    write_all(&mut late, WritePolicy::OnEvict);
+    late.headroom[0] = 2 * BLOCK;
     let mut rig = Rig::new(late);
     let session = rig.session();
     rig.store(session, &[1, 2, 3, 4, 5, 6]);

@@ -12,7 +12,7 @@ use umbp_protocol::message::{
 };
 
 use crate::engine::api::{
-    Action, Admission, EvictionPolicy, Generations, Promote, Settings, TenantIndex, TenantSettings, TierIndex,
+    Action, Admission, EvictionPolicy, Generations, Promote, Settings, TenantIndex, TenantSettings, Ticket, TierIndex,
     TierSettings, TierState, Time, WritePolicy,
 };
 use crate::engine::{Engine, LeaseKind, SessionInfo};
@@ -44,6 +44,8 @@ pub(super) fn tier(name: &str, blocks: u64) -> TierSettings {
         largest_payload: 1 << 26,
         slots: 8,
         deadline_ns: SECOND,
+        write: WritePolicy::Through,
+        shared: None,
     }
 }
 
@@ -56,7 +58,6 @@ pub(super) fn settings(blocks: &[u64]) -> Settings {
         tiers,
         promotion_budget: 0,
         eviction: EvictionPolicy::PrefixLru,
-        write: WritePolicy::Through,
         admission: Admission::All,
         promote: Promote::OnAcquire,
         lease_ns: LEASE_NS,
@@ -66,6 +67,11 @@ pub(super) fn settings(blocks: &[u64]) -> Settings {
         background_bytes: 1 << 30,
         block_bytes: 1 << 24,
     }
+}
+
+/// When lower tiers get their copy, all of them.
+pub(super) fn write_all(settings: &mut Settings, write: WritePolicy) {
+    settings.tiers.iter_mut().for_each(|tier| tier.write = write);
 }
 
 pub(super) struct Rig {
@@ -78,6 +84,8 @@ pub(super) struct Rig {
     pub(super) cancelled: Vec<u64>,
     pub(super) freed_segments: Vec<SegmentId>,
     pub(super) ended: Vec<SessionId>,
+    /// Lookups whose answers are all there.
+    pub(super) answered: Vec<Ticket>,
     pub(super) introduced: Vec<(TierIndex, u32, [u8; 32])>,
 }
 
@@ -101,6 +109,7 @@ impl Rig {
             cancelled: Vec::new(),
             freed_segments: Vec::new(),
             ended: Vec::new(),
+            answered: Vec::new(),
             introduced: Vec::new(),
         };
         rig.drain();
@@ -123,6 +132,7 @@ impl Rig {
                 Action::Push { session, event } => self.events.push((session, event)),
                 Action::SegmentFree { segment } => self.freed_segments.push(segment),
                 Action::EndSession { session, .. } => self.ended.push(session),
+                Action::Answered { ticket } => self.answered.push(ticket),
                 Action::NamespacePut { tier, id, digest, .. } => self.introduced.push((tier, id, digest)),
             }
         }
@@ -262,6 +272,15 @@ impl Rig {
             self.operations.iter().map(|(_, op)| op.code).find(|kind| *kind == code::PUT || *kind == code::DELETE)
         {
             self.finish(kind, Status::OK);
+        }
+    }
+
+    /// Ends every put that is in flight in a tier well, until none is left.
+    pub(super) fn settle_stores_of(&mut self, tier: TierIndex) {
+        let is_put = |(at, op): &(TierIndex, Operation)| *at == tier && op.code == code::PUT;
+        while let Some(at) = self.operations.iter().position(is_put) {
+            let (_, put) = self.operations.remove(at);
+            self.complete(tier, Completion { id: put.id, location: put.id + 1000, ..Completion::default() });
         }
     }
 

@@ -4,7 +4,7 @@ use umbp_plugin_api::types::{RecoveredBlock, code};
 use umbp_plugin_api::{Completion, Status};
 use umbp_protocol::message::{Acquired, Found, MissReason, Reserved};
 
-use super::rig::{ABSENT, BLOCK, LEASE_NS, Rig, checksum, ready, settings};
+use super::rig::{ABSENT, BLOCK, LEASE_NS, Rig, checksum, ready, settings, write_all};
 use crate::engine::api::{TierIndex, WritePolicy};
 
 const NVME: TierIndex = TierIndex(1);
@@ -191,7 +191,7 @@ fn the_background_queue_is_bounded_and_what_does_not_fit_is_counted() {
 #[test]
 fn on_evict_a_block_leaves_only_when_its_copy_below_is_made() {
     let mut late = settings(&[8, 64]);
-    late.write = WritePolicy::OnEvict;
+    write_all(&mut late, WritePolicy::OnEvict);
     late.headroom[0] = 2 * BLOCK;
     let mut rig = Rig::new(late);
     let session = rig.session();
@@ -214,7 +214,8 @@ fn on_evict_a_block_leaves_only_when_its_copy_below_is_made() {
 #[test]
 fn a_block_that_is_used_while_its_demotion_waits_is_queued_once() {
     let mut late = settings(&[8, 64]);
-    (late.write, late.headroom[0], late.tiers[1].slots) = (WritePolicy::OnEvict, 2 * BLOCK, 2);
+    write_all(&mut late, WritePolicy::OnEvict);
+    (late.headroom[0], late.tiers[1].slots) = (2 * BLOCK, 2);
     let mut rig = Rig::new(late);
     let session = rig.session();
     rig.store(session, &[1, 2, 3, 4, 5, 6]);
