@@ -162,7 +162,7 @@ impl<O: Objects> Calls<O> {
         let turn = self.breakers()[place].failed(Instant::now().into_std());
         if turn == Some(Turn::Opened) {
             self.words.count("breaker.opened");
-            self.words.log(Level::Warn, &format!("endpoint {place}: nothing is asked of it until it answers a probe"));
+            self.words.log(Level::Warn, &format!("{}: nothing is asked of it until it answers a probe", self.objects.place(place)));
             tokio::spawn(probe(self.objects.clone(), self.breakers.clone(), self.words.clone(), place));
         }
     }
@@ -188,7 +188,7 @@ async fn probe<O: Objects>(objects: Arc<O>, breakers: Arc<Mutex<Vec<Breaker>>>, 
         let alive = !matches!(answer, Err(Fault::Unreachable(_) | Fault::Late(_)));
         if locked()[place].probed(alive, std::time::Instant::now()) == Some(Turn::Closed) {
             words.count("breaker.closed");
-            words.log(Level::Info, &format!("endpoint {place} answers again"));
+            words.log(Level::Info, &format!("{} answers again", objects.place(place)));
             return;
         }
     }

@@ -80,6 +80,10 @@ impl Objects for Engine {
         either!(self, one => one.ping_at(endpoint).await)
     }
 
+    fn place(&self, endpoint: usize) -> String {
+        either!(self, one => one.place(endpoint))
+    }
+
     fn endpoint(&self, name: &str) -> usize {
         either!(self, one => one.endpoint(name))
     }

@@ -86,6 +86,8 @@ pub enum Unsound {
     Corrupt,
     /// Another block's, or another part's.
     OtherKey,
+    /// A part that its manifest names is gone.
+    PartMissing,
 }
 
 impl Unsound {
@@ -97,6 +99,7 @@ impl Unsound {
             Self::Version => "object.version",
             Self::Corrupt => "object.corrupt",
             Self::OtherKey => "object.other_key",
+            Self::PartMissing => "object.part_missing",
         }
     }
 }
@@ -169,6 +172,7 @@ impl Header {
         let length = self.length != 0 && self.length <= BLOCK_MAX_BYTES;
         let cut = || {
             self.part_bytes != 0
+                && self.upload != 0
                 && self.parts <= PARTS_MAX
                 && self.length.div_ceil(self.part_bytes) == u64::from(self.parts)
         };
@@ -241,7 +245,7 @@ mod tests {
     }
 
     fn header() -> impl Strategy<Value = Header> {
-        let shape = (0..3u8, 1..=BLOCK_MAX_BYTES, (64 << 10)..=BLOCK_MAX_BYTES, any::<u32>(), any::<u64>());
+        let shape = (0..3u8, 1..=BLOCK_MAX_BYTES, (64 << 10)..=BLOCK_MAX_BYTES, any::<u32>(), 1..u64::MAX);
         let block = (uniform32(any::<u8>()), key(), key(), any::<u32>(), any::<u64>());
         (shape, block).prop_map(|((kind, length, part_bytes, part, upload), block)| {
             let (namespace, key, parent, depth, checksum) = block;

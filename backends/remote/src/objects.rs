@@ -91,6 +91,11 @@ pub trait Objects: Send + Sync + 'static {
         self.ping()
     }
 
+    /// Where an endpoint is, for a person.
+    fn place(&self, endpoint: usize) -> String {
+        format!("endpoint {endpoint}")
+    }
+
     /// The endpoint that an object of this name lies at, as far as is known now: what a breaker stands for. An engine
     /// with one endpoint answers 0 always.
     fn endpoint(&self, name: &str) -> usize;

@@ -24,7 +24,7 @@ impl<O: Objects> Store<O> {
         if let Some(there) = self.settle(block, &name, until).await? {
             return Ok(there);
         }
-        let manifest = block.manifest(self.part_bytes, self.calls.random());
+        let manifest = block.manifest(self.part_bytes, self.calls.random().max(1));
         let put = async |part: u32| {
             let header = Header { kind: Kind::Part, part, ..manifest.clone() };
             let start = u64::from(part) * manifest.part_bytes;
@@ -58,7 +58,7 @@ impl<O: Objects> Store<O> {
             let wanted = Header { kind: Kind::Part, part, ..manifest.clone() };
             let part_name = self.names.part(name, manifest.upload, part);
             let object = self.calls.get(&part_name, wanted.object_bytes() + 1, until).await?;
-            let Some(object) = object else { return Ok(Err(Unsound::Truncated)) };
+            let Some(object) = object else { return Ok(Err(Unsound::PartMissing)) };
             let found = match Header::decode(&object) {
                 Ok(found) => found,
                 Err(unsound) => return Ok(Err(unsound)),

@@ -284,6 +284,14 @@ impl Objects for Redis {
         ping
     }
 
+    fn place(&self, endpoint: usize) -> String {
+        let node = match &self.servers {
+            Servers::One(node) => Some(node.clone()),
+            Servers::Cluster(cluster) => cluster.node(endpoint),
+        };
+        node.map_or_else(|| format!("endpoint {endpoint}"), |node| node.place.text())
+    }
+
     fn endpoint(&self, name: &str) -> usize {
         match &self.servers {
             Servers::One(_) => 0,

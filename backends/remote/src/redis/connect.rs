@@ -124,6 +124,14 @@ impl Access {
 }
 
 impl Place {
+    /// For messages.
+    pub(super) fn text(&self) -> String {
+        match self {
+            Self::Fixed(address) => address.to_string(),
+            Self::Master { name, .. } => format!("master {name}"),
+        }
+    }
+
     /// The host, for redirections that leave it out.
     pub(super) fn host(&self) -> &str {
         match self {
