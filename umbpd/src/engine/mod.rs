@@ -23,7 +23,17 @@
 //! (lease, lease_ms) = lease_finish(lease, now)             0 if nothing was reserved
 //! ```
 //!
-//! Acquire goes likewise with `LeaseKind::Read`. Commit, Release and Abort with items are cut into calls; without
+//! A Lookup where shared tiers serve ([`Engine::asks_others`]) asks before it looks; every key counts once, in `lookup`:
+//!
+//! ```text
+//! ticket = ask_begin(now)
+//! ask(session, ticket, slice, now)                         for each slice
+//! wait for Answered { ticket }, until asked(ticket).until  where asked(ticket).left > 0
+//! ask_end(ticket)
+//! answers += lookup(session, hold_ms, slice, now)          for each slice
+//! ```
+//!
+//! Acquire goes as Reserve does, with `LeaseKind::Read`. Commit, Release and Abort with items are cut into calls; without
 //! items they are called again while they answer a full slice. A persistent tier is set Running, then told its
 //! recovered namespaces by `namespace`, then its blocks come by `recovered` and `recovery_done`. A rejected operation
 //! is a completion with the status of its rejection; one that was Busy stays with the tier's runner.

@@ -312,6 +312,20 @@ impl Engine {
         self.scratch = path;
     }
 
+    /// A block and its ancestors are to stay in one tier, for the moment: no use of theirs, and none elsewhere.
+    pub(super) fn warm(&mut self, tier: usize, entry: u32) {
+        let mut path = std::mem::take(&mut self.scratch);
+        let mut at = Some(entry);
+        while let Some(slot) = at {
+            path.push(u64::from(self.index[slot].depth()) << 32 | u64::from(slot));
+            at = self.index.above(slot);
+        }
+        self.touch_tier(tier, Use::Guard, &path);
+        self.work += path.len() as u64;
+        path.clear();
+        self.scratch = path;
+    }
+
     /// All entries of a call are of one tenant.
     fn touch_tier(&mut self, tier: usize, kind: Use, path: &[u64]) {
         let Tier { orders, copies, marks, kids, .. } = &mut self.tiers[tier];

@@ -141,42 +141,45 @@ pub(crate) fn checksum(tenant: u16, block: u64, version: u64) -> u64 {
     1 + u64::from(tenant) + 10 * block + 1000 * version
 }
 
+fn settings(plan: &Plan) -> Settings {
+    let tier = |name: &str, units: u64, slots, write, shared| TierSettings {
+        name: name.to_owned(),
+        capacity: units * UNIT,
+        alignment: UNIT,
+        largest_payload: 1 << 20,
+        slots,
+        deadline_ns: SECOND,
+        write,
+        shared,
+    };
+    let tenants = (0..plan.tenants).map(|n| TenantSettings {
+        name: format!("t{n}"),
+        quota: vec![plan.dram * UNIT / u64::from(plan.tenants), plan.nvme * UNIT, u64::MAX],
+    });
+    let mut tiers = vec![tier("dram", plan.dram, 1, plan.write, None), tier("nvme", plan.nvme, 4, plan.write, None)];
+    let shared = Shared { lookup_budget_ns: BUDGET_NS, negative_ns: SECOND / 4 };
+    tiers.extend(plan.remote.map(|(units, write)| tier("remote", units, 4, write, Some(shared))));
+    Settings {
+        tiers,
+        tenants: tenants.collect(),
+        headroom: vec![plan.headroom * UNIT; 3],
+        promotion_budget: plan.promotion * UNIT,
+        eviction: plan.eviction,
+        admission: plan.admission,
+        promote: plan.promote,
+        lease_ns: 10 * SECOND,
+        hold_ns: 2 * SECOND,
+        hold_bytes: 8 * UNIT,
+        quarantine_bytes: 8 * UNIT,
+        background_bytes: 16 * UNIT,
+        block_bytes: 4 * UNIT,
+    }
+}
+
 impl World {
     pub(crate) fn new(plan: &Plan) -> Self {
-        let tier = |name: &str, units: u64, slots, write, shared| TierSettings {
-            name: name.to_owned(),
-            capacity: units * UNIT,
-            alignment: UNIT,
-            largest_payload: 1 << 20,
-            slots,
-            deadline_ns: SECOND,
-            write,
-            shared,
-        };
-        let tenants = (0..plan.tenants).map(|n| TenantSettings {
-            name: format!("t{n}"),
-            quota: vec![plan.dram * UNIT / u64::from(plan.tenants), plan.nvme * UNIT, u64::MAX],
-        });
-        let mut tiers =
-            vec![tier("dram", plan.dram, 1, plan.write, None), tier("nvme", plan.nvme, 4, plan.write, None)];
-        let shared = Shared { lookup_budget_ns: BUDGET_NS, negative_ns: SECOND / 4 };
-        tiers.extend(plan.remote.map(|(units, write)| tier("remote", units, 4, write, Some(shared))));
-        let count = tiers.len() as u8;
-        let settings = Settings {
-            tiers,
-            tenants: tenants.collect(),
-            headroom: vec![plan.headroom * UNIT; usize::from(count)],
-            promotion_budget: plan.promotion * UNIT,
-            eviction: plan.eviction,
-            admission: plan.admission,
-            promote: plan.promote,
-            lease_ns: 10 * SECOND,
-            hold_ns: 2 * SECOND,
-            hold_bytes: 8 * UNIT,
-            quarantine_bytes: 8 * UNIT,
-            background_bytes: 16 * UNIT,
-            block_bytes: 4 * UNIT,
-        };
+        let settings = settings(plan);
+        let count = settings.tiers.len() as u8;
         let words = Words::default();
         let mut engine = Engine::new(settings, Box::new(words.clone()));
         let (mut memory, mut segments) = (HashMap::new(), HashMap::new());

@@ -9,6 +9,10 @@ use super::super::evict::RoomBelow;
 use super::super::slab::NONE;
 use super::super::state::{DEPTH_MAX, DRAM, Engine};
 use super::super::tier::{BlockCopy, CopyState};
+use super::Asks;
+
+/// How long what was found last, and all that it hangs on, needs no further word to stay.
+const WARM_NS: u64 = 10_000_000;
 
 impl Engine {
     /// An ask has ended, be it late. Who waits goes on.
@@ -21,7 +25,11 @@ impl Engine {
         asks.counters.late += u64::from(now.0.saturating_sub(asked_at) > asks.settings.lookup_budget_ns);
         match completion.status {
             Status::OK if found => asks.counters.found += 1,
-            Status::OK => asks.counters.not_taken += 1,
+            Status::OK => {
+                asks.counters.not_taken += 1;
+                // The next answer would be no better.
+                asks.negative.insert(key, now);
+            }
             Status::MISS => {
                 asks.counters.absent += 1;
                 asks.others.remove(&key);
@@ -54,6 +62,7 @@ impl Engine {
             }
         }
         let bytes = self.tiers[tier].rounded(found.length);
+        self.warm_above(tier, &WireKey { local: found.parent, ..key }, now);
         // Before the entry is made: what is forgotten takes ancestors along that nothing else needs.
         if !matches!(self.room_below(tier, usize::from(tenant), bytes), RoomBelow::Ready) {
             return false;
@@ -77,10 +86,21 @@ impl Engine {
         self.tiers[tier].used[usize::from(tenant)] += bytes;
         if let Some(asks) = &mut self.tiers[tier].asks {
             asks.others.remove(&key);
+            asks.warm = (entry, now.0);
         }
         self.make_resident(tier, slot);
         self.work += 1;
         true
+    }
+
+    /// What was found goes where its nearest ancestor is: that, and all above it, must not be what leaves next. A chain
+    /// that comes in head first pays for its path once.
+    fn warm_above(&mut self, tier: usize, parent: &WireKey, now: Time) {
+        let Some(parent) = self.index.find(parent) else { return };
+        let is_warm = |asks: &Asks| asks.warm.0 == parent && now.0.saturating_sub(asks.warm.1) < WARM_NS;
+        if !self.tiers[tier].asks.as_ref().is_some_and(|asks| is_warm(asks)) {
+            self.warm(tier, parent);
+        }
     }
 
     /// What was found has the length and bytes of what is known here, or nothing but the name is: an entry without

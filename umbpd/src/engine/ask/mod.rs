@@ -74,6 +74,8 @@ pub(super) struct Asks {
     negative: Remembered,
     /// Keys that are there with other bytes than ours.
     others: Remembered,
+    /// What was taken in last (its entry), and when.
+    warm: (u32, u64),
     /// Cleared in this life: a tenant, and one of its namespaces or all. At most one item for each namespace and tenant.
     cleared: BTreeSet<(u16, Option<NamespaceId>)>,
     counters: Counters,
@@ -90,6 +92,7 @@ impl Asks {
             in_flight: 0,
             negative: Remembered::new(settings.negative_ns),
             others: Remembered::new(PRESENT_OTHER_NS),
+            warm: (NONE, 0),
             cleared: BTreeSet::new(),
             counters: Counters::default(),
         }
@@ -130,7 +133,7 @@ impl Asks {
 }
 
 impl Engine {
-    /// Whether a lookup can be of use to ask for: some shared tier serves.
+    /// Whether a lookup has somebody to ask: some shared tier serves.
     pub fn asks_others(&self) -> bool {
         !self.draining && (DRAM + 1..self.tiers.len()).any(|tier| self.may_ask(tier))
     }

@@ -56,7 +56,7 @@ impl Remembered {
             }
             self.pop();
         }
-        if self.order.is_empty() {
+        if self.order.is_empty() && self.order.capacity() > 0 {
             self.order = VecDeque::new();
             self.keys = HashMap::new();
         }

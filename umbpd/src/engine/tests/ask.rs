@@ -257,6 +257,25 @@ fn beyond_its_capacity_the_coldest_are_forgotten_and_never_deleted() {
     assert_eq!(rig.present(session, &[1]), [1], "what was forgotten is found again");
 }
 
+/// Asks go out head first, and so do answers come as a rule.
+#[test]
+fn what_a_found_block_hangs_on_is_not_forgotten_for_it() {
+    let mut rig = Rig::new(shared([8, 6]));
+    let session = rig.session();
+    let chain = |n: u64| (n > 1).then(|| (n - 1, n as u32 - 2));
+    for n in 1..=3 {
+        rig.learn(session, n, chain(n));
+    }
+    rig.now += SECOND;
+    (10..13).for_each(|n| rig.learn(session, n, None));
+    rig.now += SECOND;
+    (4..6).for_each(|n| rig.learn(session, n, chain(n)));
+    assert_eq!(rig.present(session, &[1, 2, 3, 4, 5, 10, 11, 12]), [1, 2, 3, 4, 5, 12]);
+    rig.ask(session, &[6]);
+    assert_eq!(rig.answer(6, found(&rig, 6, chain(6))).code, code::EXISTS);
+    assert_eq!(rig.evicted(1), [10, 11, 12]);
+}
+
 #[test]
 fn asks_come_after_loads_and_before_stores_and_leave_half_of_the_slots() {
     let mut rig = Rig::new(shared([64, 256]));
