@@ -24,6 +24,14 @@ pub mod code {
     pub const COPY_FROM_DEVICE: u32 = 7;
 }
 
+/// Extension numbers, see [`crate::Backend::extension`].
+pub mod extension {
+    /// Backends over a network: runs the client library alone in a bare loop, as the limit that a benchmark compares the
+    /// backend with; blocks until it is done. Input: a JSON object with `direction` ("put", "get", "delete"), `objects`,
+    /// `bytes` of each, and `depth`, how many are under way. Output: one with `nanos`, or `error`.
+    pub const BARE_LOOP: u64 = 1;
+}
+
 /// How an operation, or a call, ended. A newtype over a number, since the list may grow.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
