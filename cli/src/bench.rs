@@ -1,7 +1,9 @@
 //! `umbp bench`: how fast the copy path is, as a ratio to a plain memcpy of the same runs on the same machine; how fast
-//! loads from a lower tier are, beside a bare read of the disk ([`load`]); and what a million blocks cost ([`scale`]).
+//! loads from a lower tier are, beside a bare read of the disk ([`load`]); what a remote tier adds to its client library
+//! ([`remote`]); and what a million blocks cost ([`scale`]).
 
 mod load;
+mod remote;
 mod scale;
 
 use std::path::Path;
@@ -22,6 +24,9 @@ pub(crate) enum Command {
     /// Loads blocks that a lower tier alone has, by one client and by several at once, beside a bare read of the disk. The
     /// daemon's first tier should be much smaller than the set.
     Load(load::Load),
+    /// Stores to a remote tier's server and loads from it, through the plugin and by the client library in a bare loop.
+    /// Needs no daemon, and leaves nothing behind.
+    Remote(remote::Remote),
     /// Fills the daemon with small blocks: memory per block, and lookups, idle and while blocks are evicted. The
     /// daemon's first tier should hold the blocks and little more, and have no other work.
     Scale(scale::Scale),
@@ -55,6 +60,7 @@ pub(crate) fn run(command: &Command, socket: &Path) -> miette::Result<()> {
     match command {
         Command::Copy(arguments) => run_copy(arguments, socket),
         Command::Load(arguments) => load::run(arguments, socket),
+        Command::Remote(arguments) => remote::run(arguments),
         Command::Scale(arguments) => scale::run(arguments, socket),
     }
 }

@@ -288,7 +288,7 @@ fn report(arguments: &Load, blocks: u64, from_first: u64, rounds: &[Round]) -> V
 }
 
 /// Nothing where nothing was measured.
-fn median(mut values: Vec<f64>) -> Option<f64> {
+pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
 }
