@@ -43,3 +43,21 @@ fn c11_lookups_beside_evictions_ask_for_what_is_there() {
     }
     assert!(real(&report, "evicted_blocks") > 0.0 && real(&report, "index_bytes_per_block") > 50.0, "{report}");
 }
+
+/// The plugin and the bare loop had as many bytes of the same size, and nothing of it stays.
+#[test]
+fn remote_stores_and_loads_are_measured_beside_the_client_library_alone() {
+    let Some(servers) = umbp_testkit::servers::servers() else { return };
+    let valkey = umbp_testkit::valkey::Valkey::single(&servers, &[]);
+    let options = format!("engine = \"redis\"\nmode = \"single\"\naddresses = [{:?}]\n", valkey.address());
+    let daemon = Daemon::start_remote("16MiB", "", &options, "");
+    let config = daemon.config();
+    let file = config.to_str().expect("a path of letters");
+    let report = bench(&daemon, &["remote", "--config", file, "--blocks", "32", "--rounds", "2"]);
+    assert_eq!((&report["blocks"], &report["block_bytes"]), (&Value::from(32), &Value::from(1 << 20)), "{report}");
+    for direction in ["store", "load"] {
+        let speed = |name: &str| real(&report, &name.replace("{}", direction));
+        assert!(speed("{}_gbps") > 0.0 && speed("bare_{}_gbps") > 0.0 && speed("{}_over_bare") > 0.0, "{report}");
+    }
+    assert!(valkey.keys("*").is_empty(), "nothing stays");
+}

@@ -24,8 +24,25 @@ impl Daemon {
     /// Serves on a DRAM tier, and an NVMe tier where a capacity is given.
     pub(crate) fn start(dram: &str, nvme: Option<&str>) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let text = config_text(folder.path(), dram, nvme);
+        Self::serve(folder, &text)
+    }
+
+    /// Serves on a DRAM tier and a remote one: more of that tier's TOML, its options, and more of the deployment's.
+    pub(crate) fn start_remote(dram: &str, tier: &str, options: &str, more: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let plugin = of_workspace("backends/remote/plugin");
+        let text = config_text(folder.path(), dram, None);
+        let text = format!(
+            "{text}[[tier]]\nname = \"remote\"\nbackend = {plugin:?}\ncapacity = \"8GiB\"\n{tier}[tier.options]\n\
+             {options}\n{more}"
+        );
+        Self::serve(folder, &text)
+    }
+
+    fn serve(folder: tempfile::TempDir, text: &str) -> Self {
         let config = folder.path().join("umbpd.toml");
-        std::fs::write(&config, config_text(folder.path(), dram, nvme)).unwrap();
+        std::fs::write(&config, text).unwrap();
         let mut command = Command::new(umbpd());
         let mut child = command.arg("--config").arg(&config).stderr(Stdio::piped()).spawn().unwrap();
         let (lines, log) = mpsc::channel();
@@ -45,6 +62,11 @@ impl Daemon {
             assert!(ended.is_none() && !is_late, "umbpd does not serve ({ended:?}):\n{}", printed.join("\n"));
         }
         self
+    }
+
+    /// Its config file.
+    pub(crate) fn config(&self) -> PathBuf {
+        self.folder.path().join("umbpd.toml")
     }
 
     fn socket(&self) -> PathBuf {

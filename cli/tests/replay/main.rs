@@ -3,6 +3,7 @@
 
 mod bench;
 mod daemon;
+mod remote;
 mod sizes;
 
 use daemon::{Daemon, umbp};

@@ -20,6 +20,7 @@ mod killed_clients;
 mod metrics;
 mod parallel;
 mod pressure;
+mod remote;
 mod restart;
 mod rig;
 mod runtime;

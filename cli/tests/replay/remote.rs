@@ -1,0 +1,97 @@
+//! Two daemons and one cluster of three nodes: the real trace through both.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::Value;
+use umbp_testkit::cluster::Cluster;
+use umbp_testkit::servers::servers;
+
+use crate::daemon::Daemon;
+use crate::{check_bytes, number, trace};
+
+/// Blocks of the trace that differ, and all of them.
+const UNIQUE_BLOCKS: u64 = 182_790;
+const BLOCKS: u64 = 288_500;
+
+fn options(cluster: &Cluster) -> String {
+    let addresses = cluster.addresses();
+    format!("engine = \"redis\"\nmode = \"cluster\"\naddresses = {addresses:?}\nbreaker_pause = \"100ms\"\n")
+}
+
+/// A first tier of this size over the cluster; lookups wait for all answers.
+fn daemon(cluster: &Cluster, dram: &str) -> Daemon {
+    let tier = "lookup_budget = \"1s\"\nnegative_ttl = \"0ms\"\n";
+    Daemon::start_remote(dram, tier, &options(cluster), "[limits]\nbackground = \"1GiB\"\n")
+}
+
+/// The remote tier, once nothing is under way there.
+fn settled(daemon: &Daemon) -> Value {
+    umbp_testkit::wait::until("nothing is queued for the remote tier", || {
+        let output = daemon.umbp(&["status", "--json"]);
+        let status: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        let tier = status["tiers"][1].clone();
+        (tier["queued_blocks"] == 0 && tier["in_flight"] == 0).then_some(tier)
+    })
+}
+
+/// What one host has written another finds, each block of it, and reads nothing wrong; and so does the first after a
+/// restart, with nothing in its memory.
+#[test]
+fn a_fresh_daemon_hits_every_block_of_the_real_trace_that_another_wrote() {
+    let (Some(servers), Some(trace)) = (servers(), trace()) else { return };
+    let cluster = Cluster::start(&servers, 3, &[]);
+    let first = daemon(&cluster, "1024MiB");
+    let report = first.replay(&[&trace, "--block-bytes", "4KiB"]);
+    check_bytes(&report);
+    let tier = settled(&first);
+    assert_eq!((number(&tier, "stored"), number(&tier, "dropped")), (UNIQUE_BLOCKS, 0), "{tier}");
+    drop(first);
+    let second = daemon(&cluster, "64MiB");
+    let report = second.replay(&[&trace, "--block-bytes", "4KiB", "--engines", "2"]);
+    check_bytes(&report);
+    assert_eq!((number(&report, "hit_blocks"), number(&report, "blocks")), (BLOCKS, BLOCKS), "{report}");
+    assert!(report["tier_hits"]["remote"].as_u64() >= Some(UNIQUE_BLOCKS), "{report}");
+}
+
+/// A node of the cluster is killed and comes back while two hosts replay: misses, nothing wrong, nothing failed; and
+/// afterwards its slots hit again, without a restart of either daemon.
+#[test]
+fn a_node_that_is_lost_and_returns_costs_misses_and_nothing_else() {
+    let (Some(servers), Some(trace)) = (servers(), trace()) else { return };
+    let mut cluster = Cluster::start(&servers, 3, &[]);
+    let (first, second) = (daemon(&cluster, "64MiB"), daemon(&cluster, "64MiB"));
+    let over = AtomicBool::new(false);
+    let reports = std::thread::scope(|scope| {
+        let replays = [&first, &second].map(|daemon| {
+            let (trace, over) = (&trace, &over);
+            scope.spawn(move || {
+                let report = daemon.replay(&[trace, "--block-bytes", "4KiB"]);
+                over.store(true, Ordering::Relaxed);
+                report
+            })
+        });
+        let keys = |cluster: &Cluster, node: usize| cluster.node(node).ask(&["DBSIZE"]).integer();
+        umbp_testkit::wait::until("the cluster fills", || (keys(&cluster, 1) > 2000).then_some(()));
+        cluster.node_mut(1).kill();
+        let at = keys(&cluster, 0);
+        umbp_testkit::wait::until("the others serve on", || {
+            (keys(&cluster, 0) > at + 1000 || over.load(Ordering::Relaxed)).then_some(())
+        });
+        cluster.node_mut(1).restart();
+        cluster.await_agreement();
+        replays.map(|replay| replay.join().expect("it ends"))
+    });
+    for report in &reports {
+        check_bytes(report);
+    }
+    assert!(!over.into_inner() || number(&reports[0], "blocks") == BLOCKS);
+    // The same daemons, once more: what the node lost is stored anew, and the next pass hits.
+    let stored = |daemon: &Daemon| number(&settled(daemon), "stored");
+    let before = stored(&first);
+    check_bytes(&first.replay(&[&trace, "--block-bytes", "4KiB"]));
+    assert!(stored(&first) > before, "what was missing is stored again");
+    assert!(cluster.node(1).ask(&["DBSIZE"]).integer() > 2000, "by the node that came back too");
+    let report = second.replay(&[&trace, "--block-bytes", "4KiB"]);
+    check_bytes(&report);
+    assert!(report["hit_ratio"].as_f64() > Some(0.99), "{report}");
+}
