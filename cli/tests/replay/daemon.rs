@@ -17,7 +17,7 @@ const TRY_MS: u64 = 50;
 pub(crate) struct Daemon {
     child: Child,
     folder: tempfile::TempDir,
-    _log: Receiver<String>,
+    _log: std::sync::Mutex<Receiver<String>>,
 }
 
 impl Daemon {
@@ -48,7 +48,7 @@ impl Daemon {
         let (lines, log) = mpsc::channel();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         std::thread::spawn(move || stderr.lines().map_while(Result::ok).for_each(|line| drop(lines.send(line))));
-        let daemon = Self { child, folder, _log: log };
+        let daemon = Self { child, folder, _log: log.into() };
         daemon.await_socket()
     }
 
@@ -56,7 +56,7 @@ impl Daemon {
         let deadline = Instant::now() + Duration::from_secs(START_SECONDS);
         let mut printed = Vec::new();
         while UnixStream::connect(self.socket()).is_err() {
-            printed.extend(self._log.recv_timeout(Duration::from_millis(TRY_MS)));
+            printed.extend(self._log.get_mut().unwrap().recv_timeout(Duration::from_millis(TRY_MS)));
             let ended = self.child.try_wait().unwrap();
             let is_late = Instant::now() > deadline;
             assert!(ended.is_none() && !is_late, "umbpd does not serve ({ended:?}):\n{}", printed.join("\n"));
