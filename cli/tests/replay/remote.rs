@@ -9,9 +9,17 @@ use umbp_testkit::servers::servers;
 use crate::daemon::Daemon;
 use crate::{check_bytes, number, trace};
 
-/// Blocks of the trace that differ, and all of them.
-const UNIQUE_BLOCKS: u64 = 182_790;
-const BLOCKS: u64 = 288_500;
+/// Requests of the trace that are replayed, of some 12,000: without optimisation the whole takes minutes.
+const REQUESTS: usize = 2000;
+
+/// The first part of the real trace, in a file of the same name.
+fn part_of_trace(folder: &tempfile::TempDir) -> Option<String> {
+    let whole = std::fs::read_to_string(trace()?).expect("the trace");
+    let path = folder.path().join("conversation_trace.jsonl");
+    let lines: Vec<&str> = whole.lines().take(REQUESTS).collect();
+    std::fs::write(&path, lines.join("\n") + "\n").expect("written");
+    path.to_str().map(str::to_owned)
+}
 
 fn options(cluster: &Cluster) -> String {
     let addresses = cluster.addresses();
@@ -38,26 +46,30 @@ fn settled(daemon: &Daemon) -> Value {
 /// restart, with nothing in its memory.
 #[test]
 fn a_fresh_daemon_hits_every_block_of_the_real_trace_that_another_wrote() {
-    let (Some(servers), Some(trace)) = (servers(), trace()) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (Some(servers), Some(trace)) = (servers(), part_of_trace(&folder)) else { return };
     let cluster = Cluster::start(&servers, 3, &[]);
     let first = daemon(&cluster, "1024MiB");
     let report = first.replay(&[&trace, "--block-bytes", "4KiB"]);
     check_bytes(&report);
     let tier = settled(&first);
-    assert_eq!((number(&tier, "stored"), number(&tier, "dropped")), (UNIQUE_BLOCKS, 0), "{tier}");
+    let (blocks, unique) = (number(&report, "blocks"), number(&report, "blocks") - number(&report, "hit_blocks"));
+    assert!(unique > 20_000, "{report}");
+    assert_eq!((number(&tier, "stored"), number(&tier, "dropped")), (unique, 0), "{tier}");
     drop(first);
     let second = daemon(&cluster, "64MiB");
     let report = second.replay(&[&trace, "--block-bytes", "4KiB", "--engines", "2"]);
     check_bytes(&report);
-    assert_eq!((number(&report, "hit_blocks"), number(&report, "blocks")), (BLOCKS, BLOCKS), "{report}");
-    assert!(report["tier_hits"]["remote"].as_u64() >= Some(UNIQUE_BLOCKS), "{report}");
+    assert_eq!((number(&report, "hit_blocks"), number(&report, "blocks")), (blocks, blocks), "{report}");
+    assert!(report["tier_hits"]["remote"].as_u64() >= Some(unique), "{report}");
 }
 
 /// A node of the cluster is killed and comes back while two hosts replay: misses, nothing wrong, nothing failed; and
 /// afterwards its slots hit again, without a restart of either daemon.
 #[test]
 fn a_node_that_is_lost_and_returns_costs_misses_and_nothing_else() {
-    let (Some(servers), Some(trace)) = (servers(), trace()) else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let (Some(servers), Some(trace)) = (servers(), part_of_trace(&folder)) else { return };
     let mut cluster = Cluster::start(&servers, 3, &[]);
     let (first, second) = (daemon(&cluster, "64MiB"), daemon(&cluster, "64MiB"));
     let over = AtomicBool::new(false);
@@ -84,7 +96,6 @@ fn a_node_that_is_lost_and_returns_costs_misses_and_nothing_else() {
     for report in &reports {
         check_bytes(report);
     }
-    assert!(!over.into_inner() || number(&reports[0], "blocks") == BLOCKS);
     // The same daemons, once more: what the node lost is stored anew, and the next pass hits.
     let stored = |daemon: &Daemon| number(&settled(daemon), "stored");
     let before = stored(&first);
