@@ -162,7 +162,10 @@ impl<O: Objects> Calls<O> {
         let turn = self.breakers()[place].failed(Instant::now().into_std());
         if turn == Some(Turn::Opened) {
             self.words.count("breaker.opened");
-            self.words.log(Level::Warn, &format!("{}: nothing is asked of it until it answers a probe", self.objects.place(place)));
+            self.words.log(
+                Level::Warn,
+                &format!("{}: nothing is asked of it until it answers a probe", self.objects.place(place)),
+            );
             tokio::spawn(probe(self.objects.clone(), self.breakers.clone(), self.words.clone(), place));
         }
     }

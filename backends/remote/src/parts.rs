@@ -13,12 +13,7 @@ use crate::store::{Block, Buffer, Store};
 const PARTS_AT_ONCE: usize = 4;
 
 impl<O: Objects> Store<O> {
-    pub(crate) async fn put_parts(
-        &self,
-        block: &Block,
-        buffer: Buffer,
-        until: Instant,
-    ) -> Result<Completion, Fault> {
+    pub(crate) async fn put_parts(&self, block: &Block, buffer: Buffer, until: Instant) -> Result<Completion, Fault> {
         let name = self.names.block(&block.namespace, block.key());
         // So much is not sent for nothing.
         if let Some(there) = self.settle(block, &name, until).await? {

@@ -180,20 +180,20 @@ impl<O: Objects> Store<O> {
             Ok(None) => return missed(),
             Err(fault) => return failed(&fault),
         };
-        let length = Some(object.len() as u64);
-        let head = Head { bytes: object[..object.len().min(HEADER_BYTES)].to_vec(), length };
-        let header = match block.sound(&head) {
-            Ok(header) => header,
-            Err(unsound) => {
+        let start = Head { bytes: object[..object.len().min(HEADER_BYTES)].to_vec(), length: None };
+        let header = match block.sound(&start) {
+            Ok(header) if header.location() != block.operation.location || header.length != block.length() => {
+                // A good block, but another one.
+                self.calls.words.count("object.other_block");
+                return missed();
+            }
+            Ok(header) if header.object_bytes() == object.len() as u64 => header,
+            found => {
                 // So that whoever stores it next finds its place free.
-                self.discard(&name, unsound, until).await;
+                self.discard(&name, found.err().unwrap_or(Unsound::Truncated), until).await;
                 return missed();
             }
         };
-        if header.location() != block.operation.location || header.length != block.length() {
-            self.calls.words.count("object.other_block");
-            return missed();
-        }
         let status = match header.kind {
             Kind::Manifest => match self.get_parts(block, &name, &header, buffer, until).await {
                 Ok(Ok(())) => check(block, buffer),
@@ -226,12 +226,9 @@ impl<O: Objects> Store<O> {
             Ok(None) => missed(),
             Err(fault) => failed(&fault),
             Ok(Some(head)) => match block.sound(&head) {
-                Ok(header) => Completion {
-                    length: header.length,
-                    depth: header.depth,
-                    parent: header.parent,
-                    ..stored(&header)
-                },
+                Ok(header) => {
+                    Completion { length: header.length, depth: header.depth, parent: header.parent, ..stored(&header) }
+                }
                 Err(unsound) => {
                     self.calls.words.count(unsound.counter());
                     missed()

@@ -180,6 +180,9 @@ pub(in super::super) fn exists_tells_location_and_length(lab: &Lab) -> Result<Ve
 }
 
 pub(in super::super) fn a_full_tier_says_so(lab: &Lab) -> Result<Verdict, String> {
+    if lab.facts.shared {
+        return Ok(Verdict::Void("its capacity is its engine's own".to_owned()));
+    }
     let storage = lab.storage()?;
     let life = Life::open(lab, &Opening { capacity: SMALL_CAPACITY_BYTES, ..Opening::new(&storage) })?;
     let most = SMALL_CAPACITY_BYTES / FILLER_BYTES + 1;
@@ -222,6 +225,9 @@ pub(in super::super) fn a_full_tier_says_so(lab: &Lab) -> Result<Verdict, String
 }
 
 pub(in super::super) fn stats_count_what_is_held(lab: &Lab) -> Result<Verdict, String> {
+    if lab.facts.shared {
+        return Ok(Verdict::Void("what lies there is other hosts' too".to_owned()));
+    }
     let (_storage, life) = Life::fresh(lab)?;
     let blocks = [Block::new(0, 61), Block::new(1, 73_728), Block::new(2, 1_124_352)];
     let stored = life.put(&blocks)?;

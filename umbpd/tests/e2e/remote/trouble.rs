@@ -21,7 +21,8 @@ const ROUNDS: u64 = 200;
 fn a_hung_server_costs_local_blocks_nothing_and_is_taken_back_when_it_answers() {
     let Some(servers) = servers() else { return };
     let valkey = Valkey::single(&servers, &[]);
-    let options = format!("{}timeout = \"300ms\"\nbreaker_failures = 3\nbreaker_pause = \"200ms\"\n", single(&valkey.address()));
+    let options =
+        format!("{}timeout = \"300ms\"\nbreaker_failures = 3\nbreaker_pause = \"200ms\"\n", single(&valkey.address()));
     let place = deployment("16MiB", "negative_ttl = \"0ms\"\n", &options);
     let daemon = place.serve();
     let mut engine = Engine::new(&daemon.socket);
@@ -86,9 +87,7 @@ fn a_server_that_dies_and_returns_is_misses_and_then_hits_without_a_restart() {
     engine.store_all(&[50, 51]);
     daemon.until("copies there", |status| tier(status)["in_flight"] == 0 && tier(status)["queued_blocks"] == 0);
     // Its own circuit closes by its own probe.
-    until("the other host finds them too", || {
-        (found(&far, &[50, 51]) == [Some(REMOTE as u8); 2]).then_some(())
-    });
+    until("the other host finds them too", || (found(&far, &[50, 51]) == [Some(REMOTE as u8); 2]).then_some(()));
     load_from_remote(&mut far, &[50, 51]);
 }
 
@@ -121,7 +120,10 @@ fn a_server_that_refuses_is_told_by_name_and_is_misses() {
 fn a_network_that_swallows_everything_is_misses_until_it_delivers_again() {
     let (Some(servers), Some(network)) = (servers(), Network::new()) else { return };
     let valkey = Valkey::in_network(&servers, &network, Side::Far, &[]);
-    let options = format!("{}timeout = \"300ms\"\nconnect_timeout = \"300ms\"\nbreaker_pause = \"100ms\"\n", single(&valkey.address()));
+    let options = format!(
+        "{}timeout = \"300ms\"\nconnect_timeout = \"300ms\"\nbreaker_pause = \"100ms\"\n",
+        single(&valkey.address())
+    );
     let place = deployment("16MiB", super::PATIENT, &options);
     let mut command = network.command(Side::Near, env!("CARGO_BIN_EXE_umbpd"));
     command.arg("--config").arg(place.config());
