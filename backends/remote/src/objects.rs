@@ -85,6 +85,12 @@ pub trait Objects: Send + Sync + 'static {
     /// A sign of life that touches no object outside the prefix, for a half-open breaker.
     fn ping(&self) -> impl Future<Output = Result<(), Fault>> + Send;
 
+    /// The same of one endpoint, where there are several. One that serves nothing any more counts as alive.
+    fn ping_at(&self, endpoint: usize) -> impl Future<Output = Result<(), Fault>> + Send {
+        let _ = endpoint;
+        self.ping()
+    }
+
     /// The endpoint that an object of this name lies at, as far as is known now: what a breaker stands for. An engine
     /// with one endpoint answers 0 always.
     fn endpoint(&self, name: &str) -> usize;
