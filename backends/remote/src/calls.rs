@@ -182,14 +182,14 @@ async fn probe<O: Objects>(objects: Arc<O>, breakers: Arc<Mutex<Vec<Breaker>>>, 
     loop {
         let State::Open(due) = locked()[place].state() else { return };
         tokio::time::sleep_until(due.into()).await;
-        if !locked()[place].probe(std::time::Instant::now()) {
+        if !locked()[place].probe(Instant::now().into_std()) {
             continue;
         }
         words.count("breaker.probes");
         // Any answer is a sign of life, a refusal too.
         let answer = objects.ping_at(place).await;
         let alive = !matches!(answer, Err(Fault::Unreachable(_) | Fault::Late(_)));
-        if locked()[place].probed(alive, std::time::Instant::now()) == Some(Turn::Closed) {
+        if locked()[place].probed(alive, Instant::now().into_std()) == Some(Turn::Closed) {
             words.count("breaker.closed");
             words.log(Level::Info, &format!("{} answers again", objects.place(place)));
             return;

@@ -4,13 +4,13 @@ use serde_json::Value;
 
 use crate::daemon::Daemon;
 
-fn bench(daemon: &Daemon, arguments: &[&str]) -> Value {
+pub(crate) fn bench(daemon: &Daemon, arguments: &[&str]) -> Value {
     let output = daemon.umbp(&[&["bench"], arguments, &["--json"]].concat());
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("JSON on standard output")
 }
 
-fn real(report: &Value, name: &str) -> f64 {
+pub(crate) fn real(report: &Value, name: &str) -> f64 {
     report[name].as_f64().unwrap_or_else(|| panic!("{name} in {report}"))
 }
 
@@ -42,22 +42,4 @@ fn c11_lookups_beside_evictions_ask_for_what_is_there() {
         assert!(real(kind, "evicting_hits") > 0.85 && real(kind, "evicting_hits") < 0.91, "{report}");
     }
     assert!(real(&report, "evicted_blocks") > 0.0 && real(&report, "index_bytes_per_block") > 50.0, "{report}");
-}
-
-/// The plugin and the bare loop had as many bytes of the same size, and nothing of it stays.
-#[test]
-fn remote_stores_and_loads_are_measured_beside_the_client_library_alone() {
-    let Some(servers) = umbp_testkit::servers::servers() else { return };
-    let valkey = umbp_testkit::valkey::Valkey::single(&servers, &[]);
-    let options = format!("engine = \"redis\"\nmode = \"single\"\naddresses = [{:?}]\n", valkey.address());
-    let daemon = Daemon::start_remote("16MiB", "", &options, "");
-    let config = daemon.config();
-    let file = config.to_str().expect("a path of letters");
-    let report = bench(&daemon, &["remote", "--config", file, "--blocks", "32", "--rounds", "2"]);
-    assert_eq!((&report["blocks"], &report["block_bytes"]), (&Value::from(32), &Value::from(1 << 20)), "{report}");
-    for direction in ["store", "load"] {
-        let speed = |name: &str| real(&report, &name.replace("{}", direction));
-        assert!(speed("{}_gbps") > 0.0 && speed("bare_{}_gbps") > 0.0 && speed("{}_over_bare") > 0.0, "{report}");
-    }
-    assert!(valkey.keys("*").is_empty(), "nothing stays");
 }

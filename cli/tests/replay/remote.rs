@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde_json::Value;
 use umbp_testkit::cluster::Cluster;
 use umbp_testkit::servers::servers;
+use umbp_testkit::valkey::Valkey;
 
+use crate::bench::{bench, real};
 use crate::daemon::Daemon;
 use crate::{check_bytes, number, trace};
 
@@ -105,4 +107,22 @@ fn a_node_that_is_lost_and_returns_costs_misses_and_nothing_else() {
     let report = second.replay(&[&trace, "--block-bytes", "4KiB"]);
     check_bytes(&report);
     assert!(report["hit_ratio"].as_f64() > Some(0.99), "{report}");
+}
+
+/// The plugin and the bare loop had as many bytes of the same size, and nothing of it stays.
+#[test]
+fn stores_and_loads_are_measured_beside_the_client_library_alone() {
+    let Some(servers) = servers() else { return };
+    let valkey = Valkey::single(&servers, &[]);
+    let options = format!("engine = \"redis\"\nmode = \"single\"\naddresses = [{:?}]\n", valkey.address());
+    let daemon = Daemon::start_remote("16MiB", "", &options, "");
+    let config = daemon.config();
+    let file = config.to_str().expect("a path of letters");
+    let report = bench(&daemon, &["remote", "--config", file, "--blocks", "32", "--rounds", "2"]);
+    assert_eq!((&report["blocks"], &report["block_bytes"]), (&Value::from(32), &Value::from(1 << 20)), "{report}");
+    for direction in ["store", "load"] {
+        let speed = |name: &str| real(&report, &name.replace("{}", direction));
+        assert!(speed("{}_gbps") > 0.0 && speed("bare_{}_gbps") > 0.0 && speed("{}_over_bare") > 0.0, "{report}");
+    }
+    assert!(valkey.keys("*").is_empty(), "nothing stays");
 }
