@@ -44,8 +44,8 @@ fn settled(daemon: &Daemon) -> Value {
     })
 }
 
-/// What one host has written another finds, each block of it, and reads nothing wrong; and so does the first after a
-/// restart, with nothing in its memory.
+/// D6, E8: what one host has written another, with nothing in its memory, finds after the first is gone: each block of
+/// it, byte for byte.
 #[test]
 fn a_fresh_daemon_hits_every_block_of_the_real_trace_that_another_wrote() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use crate::common::workspace;
 
 /// What a section is to begin with, and the cases that it must have.
-const SECTIONS: [(&str, &str); 3] = [
+const SECTIONS: [(&str, &str); 4] = [
     ("Of the spine", "A3 A5 A6 A7 A8 B1 B8 C1 C2 C6 D3 D6 D7 F6 F7 J2 J3 K6 K7 K10 K11 K12 K13 K14"),
     ("Of the connector", "A1 A2 A3 B1 B2 B3 B4 B6 B7 C5 D4 F11 H1 H2 H3 H4 H5 H6 I1 I2 I3 I4 I5 I6 J1 J6"),
     (
@@ -13,6 +13,7 @@ const SECTIONS: [(&str, &str); 3] = [
         "A9 C5 C7 C8 C10 C11 D5 E2 E3 E4 E5 E6 E7 E8 F1 F2 F3 F4 F5 F6 F7 F8 F9 G2 G3 G4 G5 G6 G7 H5 J4 J5 K1 K2 K3 K4 \
          K5 K8 K9",
     ),
+    ("Of the remote tier", "A3 A5 A6 A7 A8 B7 C8 C10 D4 D5 D6 E2 E3 E5 E7 E8 F9 G3 G4 G5 H5 I5 J2 J4 K3 K10 K12 K13"),
 ];
 /// Lines above a test that belong to it.
 const ABOVE_LINES: usize = 6;

@@ -62,6 +62,7 @@ fn ask_at_once(client: &mut Client, lookups: &[&[u64]]) -> Vec<Vec<Found>> {
     lookups.iter().map(|_| reply(client)).collect()
 }
 
+/// J4: hits and misses add up to what was asked, here and there.
 #[test]
 fn what_no_tier_here_knows_is_asked_for_hits_in_the_same_lookup_and_loads() {
     let place = with_shared("works", "lookup_budget = \"1s\"\n");
@@ -85,7 +86,8 @@ fn what_no_tier_here_knows_is_asked_for_hits_in_the_same_lookup_and_loads() {
     assert_eq!(status["faults"], 0);
 }
 
-/// The one that waits is overtaken by what is here, in its own session and in others; it gets its answer all the same.
+/// G3: the one that waits is overtaken by what is here, in its own session and in others; it gets its answer all
+/// the same.
 #[test]
 fn a_lookup_that_waits_delays_no_other_one() {
     let place = with_shared("asks-trickle", "lookup_budget = \"1s\"\n");
@@ -102,6 +104,7 @@ fn a_lookup_that_waits_delays_no_other_one() {
     assert!(matches!(other.lookup(&[last], 0)[..], [Found::Hit { tier: 0, .. }]));
 }
 
+/// D4: what hangs costs a lookup its budget, and no more.
 #[test]
 fn a_tier_that_does_not_answer_costs_one_budget_and_its_late_answer_is_taken_in() {
     let place = with_shared("never-completes", "lookup_budget = \"1s\"\nwrite = \"on-evict\"\n");
@@ -130,6 +133,7 @@ fn a_tier_that_does_not_answer_costs_one_budget_and_its_late_answer_is_taken_in(
     assert_eq!(far(&daemon.status(), "ask/late"), 1);
 }
 
+/// J2: the key is named, and why it is refused.
 #[test]
 fn keys_of_a_shared_tier_are_refused_at_start_where_the_backend_is_none() {
     let fixture = crate::common::fixture();

@@ -18,7 +18,7 @@ fn quick(address: &str) -> Tier {
     Tier::open(&format!("{}{QUICK}", rig::single(address)))
 }
 
-/// Each state has its status, its counter, and one line that says what to do.
+/// G5, K10: each state has its status, its counter, and one line that says what to do.
 #[test]
 fn a_server_that_refuses_says_why() {
     let Some(servers) = servers() else { return };
@@ -43,7 +43,7 @@ fn a_server_that_refuses_says_why() {
     }
 }
 
-/// The circuit opens within a few calls' time, nothing is sent while it is open, and a probe closes it.
+/// D4, F9: the circuit opens within a few calls' time, nothing is sent while it is open, and a probe closes it.
 #[test]
 fn a_hung_server_opens_the_circuit_and_an_answer_closes_it() {
     let Some(servers) = servers() else { return };
@@ -75,7 +75,8 @@ fn a_server_that_is_started_again_is_connected_to_again() {
     assert_eq!(tier.get(&known), Status::OK);
 }
 
-/// Faults on the way: what is cut, swallowed or dripped is no hang and no wrong byte, and ends when the fault does.
+/// D5, F9: faults on the way: what is cut, swallowed or dripped is no hang and no wrong byte, and ends when the
+/// fault does.
 #[test]
 fn a_bad_network_costs_the_calls_on_it_and_nothing_after() {
     let Some(servers) = servers() else { return };
@@ -100,6 +101,7 @@ fn a_bad_network_costs_the_calls_on_it_and_nothing_after() {
     }
 }
 
+/// A3: of a batch exactly the blocks of the lost node fail.
 #[test]
 fn a_node_that_is_gone_fails_its_own_slots_alone_and_serves_them_when_it_is_back() {
     let Some(servers) = servers() else { return };
@@ -166,6 +168,7 @@ fn the_master_that_sentinels_name_is_followed() {
     assert_eq!(tier.get(&known), Status::OK);
 }
 
+/// G4: what is under way has its bound.
 #[test]
 fn more_bytes_than_may_be_under_way_are_busy_and_a_cancelled_operation_ends_once() {
     let Some(servers) = servers() else { return };

@@ -10,7 +10,7 @@ use crate::rig::{self, Known, Tier, key};
 
 const LENGTH: u64 = 100_000;
 
-/// Each way of being worthless is a miss under its own counter, and the next put heals it.
+/// A5, A6, E5, E8: each way of being worthless is a miss under its own counter, and the next put heals it.
 #[test]
 fn what_is_cut_foreign_of_another_version_or_damaged_is_a_miss_that_a_put_heals() {
     let Some(servers) = servers() else { return };
@@ -56,7 +56,8 @@ fn what_is_cut_foreign_of_another_version_or_damaged_is_a_miss_that_a_put_heals(
     assert_eq!((tier.counted("object.other_key"), tier.get(&other)), (1, Status::OK));
 }
 
-/// No reader sees half: without its manifest a block is not there, and one whose part is gone is none any more.
+/// A5, E7: no reader sees half: without its manifest a block is not there, and one whose part is gone is none any
+/// more.
 #[test]
 fn a_large_block_is_there_with_its_manifest_and_gone_with_any_of_its_parts() {
     let Some(servers) = servers() else { return };
@@ -114,7 +115,8 @@ fn work(tier: &mut Tier) {
     }
 }
 
-/// What another host stored under the same key, with other bytes that are as good, is told by its checksum.
+/// E2, K13: what another host stored under the same key, with other bytes that are as good, is told by its
+/// checksum.
 #[test]
 fn another_hosts_bytes_are_told_apart_from_ours() {
     let Some(servers) = servers() else { return };

@@ -63,6 +63,7 @@ fn a_conflict_of_two_puts_is_present_only_if_something_is_there() {
     }
 }
 
+/// A5: bytes that did not all come are none.
 #[test]
 fn a_body_that_breaks_off_is_a_fault() {
     let short = |_: &Request| b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\nconnection: close\r\n\r\nabc".to_vec();
@@ -81,6 +82,7 @@ fn a_length_that_no_memory_holds_is_nonsense() {
     assert!(matches!(answer, Err(Fault::Nonsense(_))), "{answer:?}");
 }
 
+/// K10: a miss is told apart from a server that is none.
 #[test]
 fn an_answer_that_is_none_of_s3s_is_no_missing_object() {
     let page = b"<html>no such page</html>";
@@ -90,6 +92,7 @@ fn an_answer_that_is_none_of_s3s_is_no_missing_object() {
     assert!(garbage.is_err(), "{garbage:?}");
 }
 
+/// K10: each state has its word.
 #[test]
 fn states_of_the_server_come_through_with_their_words() {
     let throttled = get(|_| error("503 Service Unavailable", "SlowDown"), 10);

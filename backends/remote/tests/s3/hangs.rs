@@ -11,6 +11,7 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 /// What a call may take on top of its time, on a busy machine.
 const SLACK: Duration = Duration::from_millis(700);
 
+/// B7, D4, F9: every call ends in its time, and says that it was late.
 #[test]
 fn a_hung_server_costs_a_call_its_time_and_no_more() {
     let Some(weed) = Weed::start() else { return };

@@ -12,7 +12,7 @@ const MIB: usize = 1 << 20;
 
 type Check = fn(&Weed);
 
-/// One server for all of them, since its start takes as long as all the rest.
+/// One server for all of them, since its start takes as long as all the rest. E2 is among them: a name is taken once.
 #[test]
 fn an_s3_server_is_all_that_the_tier_needs_of_an_engine() {
     let Some(weed) = Weed::start() else { return };

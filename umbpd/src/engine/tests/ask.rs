@@ -142,6 +142,7 @@ fn a_tier_without_a_budget_is_asked_and_never_waited_for() {
     assert_eq!(rig.lookup(session, 0, &[1]), [hit(1)]);
 }
 
+/// B7: what never answers is given up, and nobody waits for it.
 #[test]
 fn asks_that_hang_are_cancelled_degrade_their_tier_and_nothing_is_asked_until_it_answers() {
     let mut rig = Rig::new(shared([8, 64]));
@@ -207,6 +208,7 @@ fn answers_that_cannot_be_right_are_not_taken() {
     assert_eq!(rig.status("/known_keys"), 2);
 }
 
+/// E2, E8: the first writer wins, and bytes of two writers are never mixed up.
 #[test]
 fn other_bytes_than_those_that_are_here_are_not_taken_and_not_put_over() {
     let mut rig = Rig::new(shared([8, 8]));
@@ -257,7 +259,7 @@ fn beyond_its_capacity_the_coldest_are_forgotten_and_never_deleted() {
     assert_eq!(rig.present(session, &[1]), [1], "what was forgotten is found again");
 }
 
-/// Asks go out head first, and so do answers come as a rule.
+/// C10: asks go out head first, and so do answers come as a rule.
 #[test]
 fn what_a_found_block_hangs_on_is_not_forgotten_for_it() {
     let mut rig = Rig::new(shared([8, 6]));
@@ -276,6 +278,7 @@ fn what_a_found_block_hangs_on_is_not_forgotten_for_it() {
     assert_eq!(rig.evicted(1), [10, 11, 12]);
 }
 
+/// G3: loads wait for no question and no store.
 #[test]
 fn asks_come_after_loads_and_before_stores_and_leave_half_of_the_slots() {
     let mut rig = Rig::new(shared([64, 256]));
@@ -298,6 +301,7 @@ fn asks_come_after_loads_and_before_stores_and_leave_half_of_the_slots() {
     assert_eq!((rig.in_flight(code::PUT), rig.asks("in_flight")), (2, 4), "then the ask's");
 }
 
+/// G4: the queue has its bound.
 #[test]
 fn more_asks_than_may_wait_are_misses_and_counted() {
     let mut rig = Rig::new(shared([8, 8]));
@@ -314,6 +318,7 @@ fn more_asks_than_may_wait_are_misses_and_counted() {
     assert!(!rig.engine.asks_others());
 }
 
+/// K12: a clear reaches its own namespace alone.
 #[test]
 fn what_is_cleared_is_deleted_where_it_is_known_and_not_asked_for_again() {
     for one in [false, true] {

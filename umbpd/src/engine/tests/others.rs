@@ -19,6 +19,7 @@ fn put_finds(rig: &mut Rig, checksum: u64) {
     rig.complete(REMOTE, Completion { id: put.id, location: 9000 + put.id, checksum, ..Completion::default() });
 }
 
+/// A5, A7, C8: gone between the index and the read, it is a miss.
 #[test]
 fn a_load_of_what_has_left_fails_once_and_is_forgotten_without_a_delete() {
     for status in [Status::MISS, Status::IO, Status::FAILED] {
@@ -36,6 +37,7 @@ fn a_load_of_what_has_left_fails_once_and_is_forgotten_without_a_delete() {
     }
 }
 
+/// E5: it does not fail again and again.
 #[test]
 fn a_corrupt_block_is_deleted_where_it_lies() {
     let mut rig = Rig::new(shared([8, 8]));
@@ -62,6 +64,7 @@ fn a_copy_that_is_pinned_is_forgotten_with_its_last_pin() {
     assert_eq!((used(&rig), rig.in_flight(code::DELETE), rig.status("/faults")), (0, 0, 0.into()));
 }
 
+/// B7: a completion that comes late harms nobody.
 #[test]
 fn a_load_that_was_only_late_serves_after_all() {
     let mut rig = Rig::new(shared([8, 8]));
@@ -81,6 +84,7 @@ fn a_load_that_was_only_late_serves_after_all() {
     assert_eq!((used(&rig), rig.in_flight(code::DELETE)), (BLOCK, 0));
 }
 
+/// E2: two writers of one name, and the first one's bytes stay.
 #[test]
 fn a_put_that_finds_another_hosts_bytes_leaves_them_and_a_later_ask_learns_of_them() {
     let mut rig = Rig::new(shared([4, 16]));
@@ -137,7 +141,7 @@ fn that_other_bytes_are_there_is_believed_until_an_ask_says_no_or_its_time_is_ov
     }
 }
 
-/// Room there is not this host's to make: nothing is forgotten for it, and what is known to fit stays so.
+/// K3: room there is not this host's to make: nothing is forgotten for it, and what is known to fit stays so.
 #[test]
 fn a_shared_tier_without_space_costs_the_put_alone() {
     let mut rig = Rig::new(shared([8, 8]));

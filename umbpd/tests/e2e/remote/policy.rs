@@ -53,7 +53,7 @@ fn with_after_hits_a_block_goes_there_once_it_has_been_loaded_so_often() {
     assert_eq!(valkey.keys("*").len(), 1);
 }
 
-/// What is cleared is a miss from then on, here, though another host's copies may still lie there.
+/// K12: what is cleared is a miss from then on, here, though another host's copies may still lie there.
 #[test]
 fn a_cleared_namespace_is_not_asked_for_again() {
     let Some(servers) = servers() else { return };

@@ -8,6 +8,7 @@ use umbp_testkit::valkey::Valkey;
 use super::{PATIENT, REMOTE, await_copies, counted, deployment, found, load_from_remote, single, tier};
 use crate::rig::{BLOCK_BYTES, Engine, is_loaded, is_stored, summary};
 
+/// D6, E3: blocks outlive the host that stored them, and its own restart.
 #[test]
 fn what_one_host_stores_another_loads_after_the_first_is_gone() {
     let Some(servers) = servers() else { return };
@@ -65,7 +66,7 @@ fn what_one_host_stores_in_s3_another_loads_large_blocks_too() {
     assert!(s3.keys().iter().all(|name| name.starts_with("umbp/")), "{:?}", s3.keys());
 }
 
-/// H5, I5: first writer wins between hosts as well: one object for a block, whoever stores it, and however often.
+/// I5: the first writer wins between hosts as well: one object for a block, whoever stores it, and however often.
 #[test]
 fn identical_blocks_of_two_hosts_are_written_once() {
     let Some(servers) = servers() else { return };
@@ -137,7 +138,7 @@ fn h5_blocks_of_another_namespace_are_not_there() {
     assert_eq!(found(&stranger, &[1, 2, 3]), [None; 3], "the same descriptor of another tenant is another namespace");
 }
 
-/// C8: the server evicts as it likes. What is gone is a miss, once, and is stored again.
+/// A7, A8, C8: the server evicts as it likes. What is gone is a miss, once, and is stored again.
 #[test]
 fn c8_a_vanished_object_is_a_miss_and_comes_back_when_it_is_stored_again() {
     let Some(servers) = servers() else { return };
@@ -158,7 +159,8 @@ fn c8_a_vanished_object_is_a_miss_and_comes_back_when_it_is_stored_again() {
     assert_eq!(valkey.keys("*").len(), 3);
 }
 
-/// What is damaged, cut, foreign or of another version there is a miss, counted, and is replaced by the next store.
+/// A5, A6, E5: what is damaged, cut, foreign or of another version there is a miss, counted, and is replaced by the
+/// next store.
 #[test]
 fn what_is_not_the_block_is_a_miss_and_is_healed_by_a_store() {
     let Some(servers) = servers() else { return };

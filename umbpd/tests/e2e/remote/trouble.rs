@@ -14,9 +14,9 @@ use crate::rig::{Engine, is_loaded, is_stored, summary};
 /// Of each kind, while the server hangs.
 const ROUNDS: u64 = 200;
 
-/// Local lookups and loads make no call that waits for a server that hangs: none is asked for them, and the few lookups
-/// that do ask wait for their budget once, not each. The circuit opens within the deadline, and closes by itself when
-/// the server goes on.
+/// D4, F9: local lookups and loads make no call that waits for a server that hangs: none is asked for them, and the
+/// few lookups that do ask wait for their budget once, not each. The circuit opens within the deadline, and closes
+/// by itself when the server goes on.
 #[test]
 fn a_hung_server_costs_local_blocks_nothing_and_is_taken_back_when_it_answers() {
     let Some(servers) = servers() else { return };
@@ -91,7 +91,7 @@ fn a_server_that_dies_and_returns_is_misses_and_then_hits_without_a_restart() {
     load_from_remote(&mut far, &[50, 51]);
 }
 
-/// Each state of a server that refuses has its own word in the counters; the daemon serves on.
+/// K3, K10: each state of a server that refuses has its own word in the counters; the daemon serves on.
 #[test]
 fn a_server_that_refuses_is_told_by_name_and_is_misses() {
     let Some(servers) = servers() else { return };
@@ -115,7 +115,7 @@ fn a_server_that_refuses_is_told_by_name_and_is_misses() {
     }
 }
 
-/// Two hosts and a cable that loses everything: neither a reset nor a refusal, only silence.
+/// F9: two hosts and a cable that loses everything: neither a reset nor a refusal, only silence.
 #[test]
 fn a_network_that_swallows_everything_is_misses_until_it_delivers_again() {
     let (Some(servers), Some(network)) = (servers(), Network::new()) else { return };
