@@ -230,12 +230,15 @@ impl Objects for Redis {
     }
 
     async fn get(&self, name: &str, most: u64) -> Result<Option<Vec<u8>>, Fault> {
-        let mut command = cmd("GETRANGE");
-        command.arg(name).arg(0).arg(most.saturating_sub(1));
+        // GETRANGE would keep the answer within `most`, and costs the server a copy of it.
+        let mut command = cmd("GET");
+        command.arg(name);
         match self.run(name, &command).await {
-            // None of ours is empty, and a name that has no object reads as one.
-            Ok(Value::BulkString(bytes)) if bytes.is_empty() => Ok(None),
-            Ok(Value::BulkString(bytes)) => Ok(Some(bytes)),
+            Ok(Value::Nil) => Ok(None),
+            Ok(Value::BulkString(mut bytes)) => {
+                bytes.truncate(usize::try_from(most).unwrap_or(usize::MAX));
+                Ok(Some(bytes))
+            }
             Ok(other) => Err(nonsense(&other)),
             // Something is there that is none of ours: its first byte does not matter.
             Err(Refusal::OtherType) => Ok(Some(vec![0])),
