@@ -23,6 +23,8 @@ use crate::words::Words;
 
 /// Threads of the runtime: one waits for the network while another copies and checks.
 const THREADS_MAX: usize = 4;
+/// Threads that look up names of servers.
+const RESOLVING_MAX: usize = 4;
 /// Namespaces at one time; more are answered with `NO_SPACE`.
 const NAMESPACES_MAX: usize = 65_536;
 /// Keys that are asked for together.
@@ -93,12 +95,17 @@ impl Remote {
         begun().unwrap_or_else(Submitted::rejected)
     }
 
-    /// Begins questions, so many together.
+    /// Begins questions: those of one endpoint together, so that one that hangs holds up no other's.
     fn ask(&self, asked: &mut Vec<(Flight, Block)>) {
-        if asked.is_empty() {
-            return;
+        let mut by_endpoint: HashMap<usize, Vec<(Flight, Block)>> = HashMap::new();
+        for (flight, block) in asked.drain(..) {
+            by_endpoint.entry(self.store.endpoint(&block)).or_default().push((flight, block));
         }
-        let (store, asked) = (self.store.clone(), std::mem::take(asked));
+        by_endpoint.into_values().for_each(|asked| self.ask_one(asked));
+    }
+
+    fn ask_one(&self, asked: Vec<(Flight, Block)>) {
+        let store = self.store.clone();
         let deadline = asked.iter().map(|(_, block)| block.operation.deadline_ns).filter(|ns| *ns != 0).min();
         let until = until(deadline.unwrap_or(0));
         self.handle.spawn(async move {
@@ -110,6 +117,9 @@ impl Remote {
 
     fn end(&self, deadline: Duration) {
         let end = Instant::now() + deadline;
+        if self.runtime.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
+            return;
+        }
         self.flights.close();
         // Half of the time for what is on its way, the rest for ending it.
         if !self.flights.wait_landed(deadline / 2) {
@@ -132,21 +142,25 @@ async fn run(store: Arc<Store<Engine>>, block: Block, buffer: Option<Buffer>, un
             _ => store.delete(&block, until).await,
         }
     };
-    let late = |_| Completion { status: Status::TIMED_OUT, ..Completion::default() };
-    let completion = tokio::time::timeout_at(until, done).await.unwrap_or_else(late);
-    flight.end(completion);
+    let late = Completion { status: Status::TIMED_OUT, ..Completion::default() };
+    // What comes too late is not begun: the server would do it for nobody.
+    let in_time = Instant::now() < until;
+    let done = if in_time { tokio::time::timeout_at(until, done).await.unwrap_or(late) } else { late };
+    flight.end(done);
 }
 
-/// A deadline of the host's, as the runtime counts.
+/// A deadline of the host's, as the runtime counts, and a little before it: the host hears of it in time.
 fn until(deadline_ns: u64) -> Instant {
     /// Where the host names none.
     const NONE: Duration = Duration::from_secs(60);
+    const EARLIER: Duration = Duration::from_millis(20);
     let left = match deadline_ns {
         0 => NONE,
         _ => {
             let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
             let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
-            Duration::from_nanos(deadline_ns.saturating_sub(now)).min(NONE * 60)
+            let left = Duration::from_nanos(deadline_ns.saturating_sub(now)).min(NONE * 60);
+            left - (left / 20).min(EARLIER)
         }
     };
     Instant::now() + left
@@ -174,11 +188,13 @@ impl Backend for Remote {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             .thread_name("remote-tier")
+            .max_blocking_threads(RESOLVING_MAX)
             .enable_all()
             .build()
             .map_err(|error| OpenError::Environment(format!("start threads: {error}")))?;
         let words = Arc::new(Words::new(host.clone()));
         let calls = Calls::new(engine, &options, words);
+        let calls = Arc::new(calls);
         let store = Arc::new(Store { calls, names: Engine::names(&options), part_bytes: options.part_bytes });
         let handle = runtime.handle().clone();
         // Its first word goes to the log: whether the server can be reached, and lets us in.
@@ -225,9 +241,11 @@ impl Backend for Remote {
     }
 
     fn submit(&self, operations: &[Operation], results: &mut [Submitted]) {
-        let mut asked = Vec::new();
+        let (mut asked, mut busy) = (Vec::new(), false);
         for (operation, result) in operations.iter().zip(results) {
             *result = match operation.code {
+                // Nobody overtakes a large block that waits for its turn, or it would wait for ever.
+                code::PUT | code::GET if busy => Submitted::BUSY,
                 code::PUT | code::GET | code::DELETE => self.begin(operation),
                 code::EXISTS => match self.block(operation) {
                     Err(status) => Submitted::rejected(status),
@@ -241,6 +259,7 @@ impl Backend for Remote {
                 },
                 _ => Submitted::rejected(Status::UNSUPPORTED),
             };
+            busy |= *result == Submitted::BUSY;
             if asked.len() == BATCH_MAX {
                 self.ask(&mut asked);
             }

@@ -21,21 +21,23 @@ const TRIES_MAX: u32 = 3;
 /// Longest first pause before it is tried again; the second is twice as long.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// An engine's objects, through breakers. Clones are the same.
+/// An engine's objects, through breakers.
 pub(crate) struct Calls<O> {
     objects: Arc<O>,
     breakers: Arc<Mutex<Vec<Breaker>>>,
     fresh: Breaker,
     pub(crate) words: Arc<Words>,
     ttl: Option<Duration>,
+    /// The time of one call, as the engine takes it.
+    timeout: Duration,
     random: Random,
 }
 
 impl<O: Objects> Calls<O> {
     pub(crate) fn new(objects: O, options: &Options, words: Arc<Words>) -> Self {
         let fresh = Breaker::new(options.breaker_failures, options.breaker_pause);
-        let (objects, ttl) = (Arc::new(objects), options.ttl);
-        Self { objects, breakers: Arc::default(), fresh, words, ttl, random: Random::default() }
+        let (objects, ttl, timeout) = (Arc::new(objects), options.ttl, options.timeout);
+        Self { objects, breakers: Arc::default(), fresh, words, ttl, timeout, random: Random::default() }
     }
 
     pub(crate) fn objects(&self) -> &Arc<O> {
@@ -63,6 +65,15 @@ impl<O: Objects> Calls<O> {
         self.call(name, until, || self.objects.delete(name)).await
     }
 
+    /// Deletes what nobody asks for any more; counts what stays.
+    pub(crate) async fn delete_all(&self, names: &[String], until: Instant) {
+        for name in names {
+            if self.delete(name, until).await.is_err() {
+                self.words.count("parts.left");
+            }
+        }
+    }
+
     pub(crate) async fn head(&self, name: &str, bytes: u64, until: Instant) -> Result<Option<Head>, Fault> {
         let names = [name.to_owned()];
         let call = async || self.objects.heads(&names, bytes).await.pop().unwrap_or(Ok(None));
@@ -86,13 +97,15 @@ impl<O: Objects> Calls<O> {
         if asked.is_empty() {
             return answers;
         }
+        let began = Instant::now();
         let heads = tokio::time::timeout_at(until, self.objects.heads(&asked, bytes)).await;
-        let heads = heads.unwrap_or_else(|_| asked.iter().map(|_| Err(Fault::Late(Duration::ZERO))).collect());
+        let cut = heads.is_err() && began.elapsed() < self.timeout / 2;
+        let heads = heads.unwrap_or_else(|_| asked.iter().map(|_| Err(Fault::Late(began.elapsed()))).collect());
         // One failure of a batch is one, however many names it had.
         let mut failed: Vec<usize> = Vec::new();
         for (at, head) in open.into_iter().zip(heads) {
             let endpoint = endpoints[at];
-            if !(head.is_err() && failed.contains(&endpoint)) {
+            if !(head.is_err() && (cut || failed.contains(&endpoint))) {
                 self.learn(endpoint, head.as_ref().err());
             }
             if head.is_err() {
@@ -115,12 +128,20 @@ impl<O: Objects> Calls<O> {
             let endpoint = self.objects.endpoint(name);
             self.admitted(endpoint)?;
             let began = Instant::now();
-            let late = |_| Err(Fault::Late(began.elapsed()));
-            let answer = tokio::time::timeout_at(until, call()).await.unwrap_or_else(late);
-            self.learn(endpoint, answer.as_ref().err());
-            let Err(fault) = answer else { return answer };
+            let answer = tokio::time::timeout_at(until, call()).await;
+            if answer.is_err() && began.elapsed() < self.timeout / 2 {
+                // The caller's time was over, which says nothing of the endpoint.
+                return Err(Fault::Late(began.elapsed()));
+            }
+            let answer = answer.unwrap_or_else(|_| Err(Fault::Late(began.elapsed())));
+            let Err(fault) = answer else {
+                self.learn(endpoint, None);
+                return answer;
+            };
             let pause = self.jittered(PAUSE * (1 << (tried - 1)));
             if !passes(&fault) || tried == TRIES_MAX || Instant::now() + pause >= until {
+                // One call is one failure, however often it was tried.
+                self.learn(endpoint, Some(&fault));
                 return Err(fault);
             }
             tried += 1;
@@ -186,9 +207,11 @@ async fn probe<O: Objects>(objects: Arc<O>, breakers: Arc<Mutex<Vec<Breaker>>>, 
             continue;
         }
         words.count("breaker.probes");
+        // In a task of its own: if the client library panics, the circuit stays open, and is probed again.
+        let asked = objects.clone();
+        let answer = tokio::spawn(async move { asked.ping_at(place).await }).await;
         // Any answer is a sign of life, a refusal too.
-        let answer = objects.ping_at(place).await;
-        let alive = !matches!(answer, Err(Fault::Unreachable(_) | Fault::Late(_)));
+        let alive = matches!(answer, Ok(Ok(()) | Err(Fault::Full(_) | Fault::Refused { .. } | Fault::Nonsense(_))));
         if locked()[place].probed(alive, Instant::now().into_std()) == Some(Turn::Closed) {
             words.count("breaker.closed");
             words.log(Level::Info, &format!("{} answers again", objects.place(place)));

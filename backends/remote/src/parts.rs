@@ -1,9 +1,14 @@
 //! Large blocks: parts under names of their own, then a manifest under the block's. No reader sees half, since nobody
 //! knows the parts before the manifest is there.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use tokio::time::Instant;
 use umbp_plugin_api::Completion;
+
+use crate::calls::Calls;
 
 use crate::header::{HEADER_BYTES, Header, Kind, Unsound};
 use crate::objects::{Fault, Objects};
@@ -11,6 +16,25 @@ use crate::store::{Block, Buffer, Store};
 
 /// Parts of one block on their way at a time.
 const PARTS_AT_ONCE: usize = 4;
+/// Time to take parts away that nobody asks for, whatever became of the operation that stored them.
+const CLEANUP: Duration = Duration::from_secs(10);
+
+/// Parts that no manifest names. Dropped while it holds some, it takes them away in the background; what cannot be
+/// deleted stays until its lifetime is over.
+struct Loose<O: Objects> {
+    calls: Arc<Calls<O>>,
+    names: Vec<String>,
+}
+
+impl<O: Objects> Drop for Loose<O> {
+    fn drop(&mut self) {
+        let (calls, names) = (self.calls.clone(), std::mem::take(&mut self.names));
+        // Outside the runtime, or while it ends, nobody is left to do it.
+        if let Some(runtime) = tokio::runtime::Handle::try_current().ok().filter(|_| !names.is_empty()) {
+            runtime.spawn(async move { calls.delete_all(&names, Instant::now() + CLEANUP).await });
+        }
+    }
+}
 
 impl<O: Objects> Store<O> {
     pub(crate) async fn put_parts(&self, block: &Block, buffer: Buffer, until: Instant) -> Result<Completion, Fault> {
@@ -28,16 +52,22 @@ impl<O: Objects> Store<O> {
             self.calls.replace(&name, &[&header.encode(), payload], until).await
         };
         let sent = stream::iter((0..manifest.parts).map(put)).buffer_unordered(PARTS_AT_ONCE);
-        let mut answer = sent.try_collect::<()>().await.map(|()| None);
-        if answer.is_ok() {
-            answer = self.put_object(block, &manifest, &[], until).await.map(Some);
+        let mut loose = Loose { calls: self.calls.clone(), names: self.part_names(&name, &manifest) };
+        sent.try_collect::<()>().await?;
+        // From here on a manifest may be there though nobody heard of it: then the parts are its own.
+        let names = std::mem::take(&mut loose.names);
+        let answer = self.put_object(block, &manifest, &[], until).await;
+        match &answer {
+            Ok(done) if done.location == manifest.location() => {}
+            Err(Fault::Late(_) | Fault::Unreachable(_)) => self.calls.words.count("parts.left"),
+            // Another was first, or it was refused.
+            _ => loose.names = names,
         }
-        let ours = matches!(&answer, Ok(Some(done)) if done.location == manifest.location());
-        if !ours {
-            // Another was first, or it failed: nobody will ever ask for these.
-            self.delete_parts(&name, &manifest, until).await;
-        }
-        answer.map(Option::unwrap_or_default)
+        answer
+    }
+
+    fn part_names(&self, name: &str, manifest: &Header) -> Vec<String> {
+        (0..manifest.parts).map(|part| self.names.part(name, manifest.upload, part)).collect()
     }
 
     /// Fetches all parts into the buffer. A part that is missing or not what it should be makes the block worthless.
@@ -74,14 +104,8 @@ impl<O: Objects> Store<O> {
         Ok(Ok(()))
     }
 
-    /// Parts that no manifest names any more. What cannot be deleted stays until its lifetime is over.
-    pub(crate) async fn delete_parts(&self, name: &str, manifest: &Header, until: Instant) {
-        let delete = async |part: u32| {
-            let name = self.names.part(name, manifest.upload, part);
-            if self.calls.delete(&name, until).await.is_err() {
-                self.calls.words.count("parts.left");
-            }
-        };
-        stream::iter((0..manifest.parts).map(delete)).buffer_unordered(PARTS_AT_ONCE).collect::<()>().await;
+    /// Parts whose manifest is gone: they go too, in the background.
+    pub(crate) fn drop_parts(&self, name: &str, manifest: &Header) {
+        drop(Loose { calls: self.calls.clone(), names: self.part_names(name, manifest) });
     }
 }

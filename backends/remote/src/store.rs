@@ -3,6 +3,8 @@
 //! Whoever stores a block first wins. What lies under a block's name and is not that block (cut, foreign, of another
 //! version, damaged) is a miss, is counted, and is replaced by the next store: nobody else's object can be there.
 
+use std::sync::Arc;
+
 use tokio::time::Instant;
 use umbp_plugin_api::checksum::Checksum;
 use umbp_plugin_api::types::{KEY_BYTES, Operation};
@@ -105,7 +107,7 @@ impl Block {
 
 /// Blocks in an engine.
 pub(crate) struct Store<O> {
-    pub(crate) calls: Calls<O>,
+    pub(crate) calls: Arc<Calls<O>>,
     pub(crate) names: Names,
     pub(crate) part_bytes: u64,
 }
@@ -113,6 +115,11 @@ pub(crate) struct Store<O> {
 impl<O: Objects> Store<O> {
     fn name(&self, block: &Block) -> String {
         self.names.block(&block.namespace, block.key())
+    }
+
+    /// Where the block lies, as far as is known.
+    pub(crate) fn endpoint(&self, block: &Block) -> usize {
+        self.calls.objects().endpoint(&self.name(block))
     }
 
     /// Stores the block unless it is there.
@@ -199,6 +206,7 @@ impl<O: Objects> Store<O> {
                 Ok(Ok(())) => check(block, buffer),
                 Ok(Err(unsound)) => {
                     self.discard(&name, unsound, until).await;
+                    self.drop_parts(&name, &header);
                     return missed();
                 }
                 Err(fault) => return failed(&fault),
@@ -208,6 +216,9 @@ impl<O: Objects> Store<O> {
         drop(object);
         if status == Status::CORRUPT {
             self.discard(&name, Unsound::Corrupt, until).await;
+            if header.kind == Kind::Manifest {
+                self.drop_parts(&name, &header);
+            }
         }
         Completion { status, length: block.length(), ..Completion::default() }
     }
@@ -249,7 +260,7 @@ impl<O: Objects> Store<O> {
             }
             let was_there = self.calls.delete(&name, until).await?;
             if header.kind == Kind::Manifest {
-                self.delete_parts(&name, &header, until).await;
+                self.drop_parts(&name, &header);
             }
             Ok(if was_there { Completion::default() } else { missed() })
         };

@@ -150,7 +150,8 @@ impl Cluster {
         });
     }
 
-    /// Asks several servers; the first that answers is believed.
+    /// Asks several servers; the first that knows a master of every slot is believed, else the one that knows most. One
+    /// that knows none (forgotten by the others, say) says nothing.
     async fn asked(&self) -> Result<(), Fault> {
         let nodes = self.nodes.read().unwrap_or_else(|e| e.into_inner()).clone();
         let start = {
@@ -163,13 +164,24 @@ impl Cluster {
         let some = (0..count.min(ASKED_MAX)).map(|at| &nodes[(start.wrapping_add(at)) % count]);
         let mut answers: FuturesUnordered<_> = some.map(|node| map_of(node)).collect();
         let mut fault = Fault::Unreachable("no server to ask".to_owned());
+        let (mut widest, mut most) = (Vec::new(), 0);
         while let Some(answer) = answers.next().await {
             match answer {
-                Ok(ranges) => return self.learn(&ranges),
+                Ok(ranges) => {
+                    let covered: usize = ranges.iter().map(|(from, to, _)| to - from + 1).sum();
+                    if covered > most {
+                        (widest, most) = (ranges, covered);
+                    }
+                    if most >= SLOTS {
+                        break;
+                    }
+                    let text = "no server knows a master of any slot".to_owned();
+                    fault = Fault::Refused { word: "cluster-down", text };
+                }
                 Err(found) => fault = found,
             }
         }
-        Err(fault)
+        if most > 0 { self.learn(&widest) } else { Err(fault) }
     }
 
     fn learn(&self, ranges: &[Range]) -> Result<(), Fault> {

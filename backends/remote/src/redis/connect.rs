@@ -1,5 +1,6 @@
 //! How a connection is made: to one address, or to the master that the sentinels name.
 
+use std::io::Read;
 use std::path::Path;
 use std::time::Duration;
 
@@ -86,9 +87,10 @@ impl Access {
 
     /// A new connection, authenticated where `whole`; a sentinel is asked without.
     async fn connect(&self, address: &Address, whole: bool) -> Result<MultiplexedConnection, Fault> {
+        // A little less than a call has: it is the connection's own failure, and it is dropped.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect_timeout))
-            .set_response_timeout(Some(self.timeout));
+            .set_response_timeout(Some(self.timeout - self.timeout / 50));
         let client = self.client(address, whole)?;
         client.get_multiplexed_async_connection_with_config(&config).await.map_err(fault_of_connecting)
     }
@@ -210,8 +212,11 @@ fn certificates(tls: &Tls) -> Result<(TlsCertificates, bool), String> {
 }
 
 fn read(path: &Path, option: &str) -> Result<Vec<u8>, String> {
-    let bytes = std::fs::read(path).map_err(|error| format!("{option} {}: {error}", path.display()))?;
-    if bytes.len() > SECRET_MAX_BYTES * 16 {
+    let most = SECRET_MAX_BYTES * 16;
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).and_then(|file| file.take(most as u64 + 1).read_to_end(&mut bytes));
+    file.map_err(|error| format!("{option} {}: {error}", path.display()))?;
+    if bytes.len() > most {
         return Err(format!("{option} {}: {} bytes are no such file", path.display(), bytes.len()));
     }
     Ok(bytes)
