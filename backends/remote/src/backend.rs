@@ -133,6 +133,10 @@ impl Remote {
     }
 }
 
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX)
+}
+
 /// Does one operation. The flight is the last to go.
 async fn run(store: Arc<Store<Engine>>, block: Block, buffer: Option<Buffer>, until: Instant, flight: Flight) {
     let done = async {
@@ -184,9 +188,8 @@ impl Backend for Remote {
         let options = Options::parse(&config.options)?;
         let counting = host.clone();
         let engine = Engine::open(&options, Arc::new(move |name, delta| counting.count(name, delta)))?;
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX);
         let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(threads)
+            .worker_threads(threads())
             .thread_name("remote-tier")
             .max_blocking_threads(RESOLVING_MAX)
             .enable_all()
@@ -277,7 +280,8 @@ impl Backend for Remote {
     }
 
     fn extension(&self, id: u64, input: &[u8]) -> Option<Vec<u8>> {
-        (id == extension::BARE_LOOP).then(|| bare::run(&self.handle, self.store.calls.objects(), &self.options, input))
+        let run = || bare::run(&self.handle, threads(), self.store.calls.objects(), &self.options, input);
+        (id == extension::BARE_LOOP).then(run)
     }
 
     fn shutdown(&self, deadline: Duration) {

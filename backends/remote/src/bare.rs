@@ -1,7 +1,7 @@
 //! The client library alone in a bare loop: what a benchmark compares the tier with.
 //!
 //! No header, no checksum, no breaker, no memory of the host's: only so many objects of so many bytes, so many under
-//! way, on as many connections as the tier has. Names lie below the prefix and are deleted by the loop that says so.
+//! way, on as many connections and threads as the tier has, with the system's allocator. Names lie below the prefix and are deleted by the loop that says so.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +12,11 @@ use object_store::{ObjectStoreExt, PutPayload};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Value, cmd};
 use serde_json::{Value as Json, json};
-use tokio::runtime::Handle;
+use tokio::runtime::{Builder, Handle};
 use tokio::task::JoinSet;
 
 use crate::engine::Engine;
+use crate::keep;
 use crate::options::{self, Options};
 
 /// Most objects, and most under way.
@@ -40,11 +41,21 @@ struct Order {
 }
 
 /// Runs the loop that the input asks for; answers a JSON object with `nanos`, or `error`.
-pub(crate) fn run(handle: &Handle, engine: &Arc<Engine>, options: &Options, input: &[u8]) -> Vec<u8> {
-    let answer = match order(input) {
-        Ok(order) => handle.block_on(looped(engine.clone(), options, order)),
-        Err(text) => Err(text),
-    };
+pub(crate) fn run(handle: &Handle, threads: usize, engine: &Arc<Engine>, options: &Options, input: &[u8]) -> Vec<u8> {
+    let answer = order(input).and_then(|order| {
+        if let Engine::S3(_) = &**engine {
+            // Its pool of connections is the tier's, and they belong to the tier's runtime.
+            return handle.block_on(looped(engine.clone(), options, order));
+        }
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("remote-bare")
+            .on_thread_start(|| keep::set_plain(true))
+            .enable_all()
+            .build()
+            .map_err(|error| error.to_string())?;
+        runtime.block_on(looped(engine.clone(), options, order))
+    });
     let answer = match answer {
         Ok(took) => json!({ "nanos": u64::try_from(took.as_nanos()).unwrap_or(u64::MAX) }),
         Err(error) => json!({ "error": error }),

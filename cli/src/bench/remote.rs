@@ -202,39 +202,42 @@ impl Bench {
         Ok(Round { store, bare_store, load, bare_load })
     }
 
-    /// One operation for each block, so many under way.
+    /// One operation for each block, so many under way. What has ended by now makes room together, as in the daemon.
     fn all(&self, code: u32, arguments: &Remote) -> miette::Result<Duration> {
         let began = Instant::now();
         let mut idle: Vec<u64> = (0..arguments.depth).collect();
         let mut under_way = vec![0; arguments.depth as usize];
         let (mut next, mut ended) = (0, 0);
         while ended < arguments.blocks {
+            let mut operations = Vec::new();
             while next < arguments.blocks
                 && let Some(slot) = idle.pop()
             {
                 under_way[slot as usize] = next;
-                self.submit(code, next, slot, began + DEADLINE)?;
+                operations.push(self.operation(code, next, slot, began + DEADLINE));
                 next += 1;
             }
-            let completion = self.done.recv_timeout(DEADLINE).into_diagnostic().wrap_err("wait for the server")?;
-            let block = under_way[completion.id as usize];
-            let gone = code == code::DELETE && completion.status == Status::MISS;
-            if completion.status != Status::OK && !gone {
-                return Err(miette!("block {block}: the server's answer is {:?}", completion.status));
+            self.submit(&operations, began + DEADLINE)?;
+            let first = self.done.recv_timeout(DEADLINE).into_diagnostic().wrap_err("wait for the server")?;
+            for completion in std::iter::once(first).chain(self.done.try_iter()) {
+                let block = under_way[completion.id as usize];
+                let gone = code == code::DELETE && completion.status == Status::MISS;
+                if completion.status != Status::OK && !gone {
+                    return Err(miette!("block {block}: the server's answer is {:?}", completion.status));
+                }
+                if code == code::PUT {
+                    self.locations.borrow_mut()[block as usize] = completion.location;
+                }
+                idle.push(completion.id);
+                ended += 1;
             }
-            if code == code::PUT {
-                self.locations.borrow_mut()[block as usize] = completion.location;
-            }
-            idle.push(completion.id);
-            ended += 1;
         }
         Ok(began.elapsed())
     }
 
-    fn submit(&self, code: u32, number: u64, slot: u64, deadline: Instant) -> miette::Result<()> {
-        let location = if code == code::PUT { 0 } else { self.locations.borrow()[number as usize] };
+    fn operation(&self, code: u32, number: u64, slot: u64, deadline: Instant) -> Operation {
         let length = self.content.len() as u64;
-        let operation = Operation {
+        Operation {
             id: slot,
             code,
             namespace_id: NAMESPACE,
@@ -243,23 +246,31 @@ impl Bench {
             length,
             region: REGION,
             offset: slot * length,
-            location,
+            location: if code == code::PUT { 0 } else { self.locations.borrow()[number as usize] },
             deadline_ns: monotonic_ns(deadline),
             ..Operation::default()
-        };
-        let mut result = [Submitted::ACCEPTED];
-        // Busy is for a moment: others are under way, or have just ended.
-        while {
-            self.backend.submit(std::slice::from_ref(&operation), &mut result);
-            result[0] == Submitted::BUSY && Instant::now() < deadline
-        } {
-            std::thread::yield_now();
         }
-        match result[0].rejection() {
-            None if result[0] == Submitted::ACCEPTED => Ok(()),
-            None => Err(miette!("the backend is busy for {DEADLINE:?}")),
-            Some(status) => Err(miette!("the backend refuses block {number}: {status:?}")),
+    }
+
+    fn submit(&self, operations: &[Operation], deadline: Instant) -> miette::Result<()> {
+        let mut left = operations;
+        while !left.is_empty() {
+            let mut results = vec![Submitted::ACCEPTED; left.len()];
+            self.backend.submit(left, &mut results);
+            if let Some((at, status)) = (0..).zip(&results).find_map(|(at, result)| Some((at, result.rejection()?))) {
+                return Err(miette!("the backend refuses operation {at} of {}: {status:?}", left.len()));
+            }
+            // Who is busy takes none of those behind either: others are under way, or have just ended.
+            let taken = results.iter().take_while(|result| **result == Submitted::ACCEPTED).count();
+            if taken < left.len() && Instant::now() > deadline {
+                return Err(miette!("the backend is busy for {DEADLINE:?}"));
+            }
+            left = &left[taken..];
+            if !left.is_empty() {
+                std::thread::yield_now();
+            }
         }
+        Ok(())
     }
 
     /// As many bytes by the client library alone.
