@@ -13,14 +13,17 @@ use redis::{
     TlsCertificates, Value, cmd,
 };
 
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
 use super::fault::{Refusal, fault_of_connecting, nonsense, settled};
 use crate::objects::Fault;
 use crate::options::{Address, Password, Redis, Tls};
 
 /// A connection whose bytes nobody acknowledges for so long is gone, whatever its end says.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(10);
-/// The longest secret that is read, in bytes.
-const SECRET_MAX_BYTES: usize = 64 << 10;
+/// The longest file of a secret or of certificates, in bytes.
+const FILE_MAX_BYTES: usize = 1 << 20;
 
 /// Who we are, and how a server is spoken to.
 pub(super) struct Access {
@@ -200,10 +203,10 @@ fn certificates(tls: &Tls) -> Result<(TlsCertificates, bool), String> {
     let client_tls = match &tls.client {
         None => None,
         Some((cert, key)) => {
-            Some(ClientTlsConfig { client_cert: read(cert, "tls.cert")?, client_key: read(key, "tls.key")? })
+            Some(ClientTlsConfig { client_cert: chain(cert, "tls.cert")?, client_key: read(key, "tls.key")? })
         }
     };
-    let root_cert = tls.ca.as_ref().map(|path| read(path, "tls.ca")).transpose()?;
+    let root_cert = tls.ca.as_ref().map(|path| chain(path, "tls.ca")).transpose()?;
     let certificates = TlsCertificates { client_tls, root_cert };
     // Only to have them read now: the address is nobody's.
     let nobody = ConnectionAddr::TcpTls { host: "localhost".to_owned(), port: 1, insecure: false, tls_params: None };
@@ -211,8 +214,17 @@ fn certificates(tls: &Tls) -> Result<(TlsCertificates, bool), String> {
     Ok((certificates, tls.insecure))
 }
 
+/// A file that has a certificate in it; the library takes one without for an empty list.
+fn chain(path: &Path, option: &str) -> Result<Vec<u8>, String> {
+    let bytes = read(path, option)?;
+    match CertificateDer::pem_slice_iter(&bytes).next() {
+        Some(Ok(_)) => Ok(bytes),
+        _ => Err(format!("{option} {}: no certificate is in it; give a PEM file", path.display())),
+    }
+}
+
 fn read(path: &Path, option: &str) -> Result<Vec<u8>, String> {
-    let most = SECRET_MAX_BYTES * 16;
+    let most = FILE_MAX_BYTES;
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).and_then(|file| file.take(most as u64 + 1).read_to_end(&mut bytes));
     file.map_err(|error| format!("{option} {}: {error}", path.display()))?;

@@ -2,5 +2,6 @@
 
 mod conformance;
 mod rig;
+mod tls;
 mod trouble;
 mod worthless;

@@ -11,7 +11,7 @@ use umbp_backend_remote::Remote;
 use umbp_plugin_api::backend::Level;
 use umbp_plugin_api::checksum::of_block;
 use umbp_plugin_api::types::{KEY_BYTES, code};
-use umbp_plugin_api::{Backend, Completion, Host, HostServices, OpenConfig, Operation, Status, Submitted};
+use umbp_plugin_api::{Backend, Completion, Host, HostServices, OpenConfig, OpenError, Operation, Status, Submitted};
 use umbp_testkit::s3::{BUCKET, REGION, S3, WRITER};
 
 /// A test that waits longer than this for anything has failed.
@@ -72,6 +72,23 @@ pub(crate) struct Tier {
     next: std::cell::Cell<u64>,
 }
 
+fn services() -> (Arc<Services>, Receiver<Completion>) {
+    let (say, done) = channel();
+    (Arc::new(Services { done: say, counters: Mutex::default(), lines: Mutex::default() }), done)
+}
+
+fn config(options: &str) -> OpenConfig {
+    OpenConfig { tier: "remote".to_owned(), capacity: 1 << 30, options: options.to_owned(), slots: 256 }
+}
+
+/// Why a tier does not open.
+pub(crate) fn refused(options: &str) -> OpenError {
+    match Remote::open(&config(options), Host(services().0)) {
+        Ok(_) => panic!("it opens: {options}"),
+        Err(error) => error,
+    }
+}
+
 /// A block as the host knows it.
 #[derive(Clone, Copy)]
 pub(crate) struct Known {
@@ -93,11 +110,8 @@ pub(crate) fn content(number: u64, length: u64) -> Vec<u8> {
 
 impl Tier {
     pub(crate) fn open(options: &str) -> Self {
-        let (say, done) = channel();
-        let services = Arc::new(Services { done: say, counters: Mutex::default(), lines: Mutex::default() });
-        let config =
-            OpenConfig { tier: "remote".to_owned(), capacity: 1 << 30, options: options.to_owned(), slots: 256 };
-        let (backend, _) = Remote::open(&config, Host(services.clone())).expect("it opens");
+        let (services, done) = services();
+        let (backend, _) = Remote::open(&config(options), Host(services.clone())).expect("it opens");
         let mut memory = vec![0; REGION_BYTES].into_boxed_slice();
         // SAFETY: the memory is freed after the backend, and nobody else touches it while operations run.
         let status = unsafe { backend.region_register(REGION_ID, memory.as_mut_ptr(), REGION_BYTES as u64, "") };
