@@ -35,11 +35,12 @@ impl Adrift {
 }
 
 impl Engine {
-    /// Blocks were stored, the head first: those that no prompt reaches are noted, and one that orphans hang on may
-    /// have made them whole.
-    pub(super) fn note_orphans(&mut self, tenant: u16, stored: &[u32]) {
+    /// Blocks were stored: those that no prompt reaches are noted, and one that orphans hang on may have made them whole.
+    /// A client commits in the order in which its copies end; each takes over from its parent, so the heads come first.
+    pub(super) fn note_orphans(&mut self, tenant: u16, mut stored: Vec<u32>) {
         let tenant = usize::from(tenant);
-        for entry in stored {
+        stored.sort_by_key(|entry| self.index[*entry].depth());
+        for entry in &stored {
             self.index.settle_cut(*entry);
             let has_children = self.index[*entry].resident_children > 0;
             let noted = self.index.is_orphan(*entry) || self.index.is_pending(*entry);

@@ -176,7 +176,7 @@ impl Engine {
         }
         self.touch(Use::Store, stored.iter().rev().copied());
         if let Some(tenant) = self.tenant_of(session) {
-            self.note_orphans(tenant, &stored);
+            self.note_orphans(tenant, stored);
         }
         self.settle(now);
         answers

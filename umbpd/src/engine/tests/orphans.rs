@@ -101,3 +101,20 @@ fn a9_recovered_orphans_are_counted_whatever_their_order_until_a_prompt_reaches_
         assert_eq!(rig.status("/orphan_blocks"), 0, "{numbers:?}, used after their head was stored");
     }
 }
+
+/// A9: the blocks of one commit come in the order in which their copies ended.
+#[test]
+fn a9_tails_that_are_committed_before_their_heads_are_told_all_the_same() {
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
+        let mut rig = Rig::blocks(&[16, 16]);
+        let session = rig.session();
+        // Block 1 is nowhere.
+        let items = rig.chain(Some(1), 1, &[2, 3, 4, 5]);
+        let (lease, _) = rig.reserve(session, &items);
+        let items: Vec<_> = order.iter().map(|at| (*at, checksum(&rig.key(u64::from(*at) + 2)))).collect();
+        let now = rig.time();
+        rig.engine.commit(session, lease, &items, now);
+        rig.run_ticks();
+        assert_eq!(rig.status("/orphan_blocks"), 4, "{order:?}");
+    }
+}
