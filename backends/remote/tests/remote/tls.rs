@@ -84,16 +84,16 @@ fn a_certificate_is_asked_for_and_checked() {
     assert_eq!(stores(&mut open(&address, &trusted)), Status::OK);
     // Nobody of the system's authorities vouches for it.
     let mut strict = open(&address, "tls = true");
-    assert_eq!(stores(&mut strict), Status::IO);
+    assert_ne!(stores(&mut strict), Status::OK);
     assert!(strict.lines().iter().any(|line| line.contains("certificate")), "{:?}", strict.lines());
     // Unless nobody is asked.
     assert_eq!(stores(&mut open(&address, "tls = { insecure = true }")), Status::OK);
     // A name that is not in the certificate.
     let port = address.rsplit(':').next().expect("a port");
-    assert_eq!(stores(&mut open(&format!("127.0.0.2:{port}"), &trusted)), Status::IO);
+    assert_ne!(stores(&mut open(&format!("127.0.0.2:{port}"), &trusted)), Status::OK);
     // A server with TLS for a client without, and the other way round.
-    assert_eq!(stores(&mut open(&address, "")), Status::IO);
-    assert_eq!(stores(&mut open(&server.address(), &trusted)), Status::IO);
+    assert_ne!(stores(&mut open(&address, "")), Status::OK);
+    assert_ne!(stores(&mut open(&server.address(), &trusted)), Status::OK);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_server_that_asks_for_a_certificate_is_shown_one() {
     let server = Valkey::single(&servers, &[]);
     let address = relay(server.address(), true);
     let (ca, key) = (certificate(), private_key());
-    assert_eq!(stores(&mut open(&address, &format!("tls = {{ ca = {ca:?} }}"))), Status::IO);
+    assert_ne!(stores(&mut open(&address, &format!("tls = {{ ca = {ca:?} }}"))), Status::OK);
     let with_own = format!("tls = {{ ca = {ca:?}, cert = {ca:?}, key = {key:?} }}");
     assert_eq!(stores(&mut open(&address, &with_own)), Status::OK);
 }
