@@ -4,9 +4,10 @@
 //! for whole clusters would hold everything up while it asks for the slots, and one server that hangs shall concern
 //! its own slots alone.
 //!
-//! Modules in reading order: `fault` (what servers answer instead of a value), `connect`, `link` (one connection),
-//! `node` (one server), `slots`, `cluster`.
+//! Modules in reading order: `fault` (what servers answer instead of a value), `bypass` (large answers go past the
+//! client library), `connect`, `link` (one connection), `node` (one server), `slots`, `cluster`.
 
+mod bypass;
 mod cluster;
 mod connect;
 mod fault;

@@ -2,12 +2,14 @@
 
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
+use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, IntoConnectionInfo, RedisConnectionInfo,
     TlsCertificates, Value, cmd,
@@ -15,13 +17,19 @@ use redis::{
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::task::AbortHandle;
 
+use super::bypass::{Bypass, Shelf};
 use super::fault::{Refusal, fault_of_connecting, nonsense, settled};
 use crate::objects::Fault;
 use crate::options::{Address, Password, Redis, Tls};
 
 /// A connection whose bytes nobody acknowledges for so long is gone, whatever its end says.
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(10);
+/// One that has nothing to say for so long is asked whether it is there: who stands between may have forgotten it.
+const KEEPALIVE: Duration = Duration::from_secs(30);
 /// The longest file of a secret or of certificates, in bytes.
 const FILE_MAX_BYTES: usize = 1 << 20;
 
@@ -88,14 +96,25 @@ impl Access {
         }
     }
 
-    /// A new connection, authenticated where `whole`; a sentinel is asked without.
-    async fn connect(&self, address: &Address, whole: bool) -> Result<MultiplexedConnection, Fault> {
+    /// A new connection, authenticated where `whole`; a sentinel is asked without. Large answers go past the library
+    /// where `past`, but not behind TLS, which is the library's.
+    async fn connect(&self, address: &Address, whole: bool, past: bool) -> Result<Wire, Fault> {
         // A little less than a call has: it is the connection's own failure, and it is dropped.
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect_timeout))
             .set_response_timeout(Some(self.timeout - self.timeout / 50));
         let client = self.client(address, whole)?;
-        client.get_multiplexed_async_connection_with_config(&config).await.map_err(fault_of_connecting)
+        if past && self.tls.is_none() {
+            let settings = client.get_connection_info().redis_settings();
+            let made = match address {
+                Address::Tcp(host, port) => past_library(tcp(host, *port).await, settings, config).await,
+                Address::Unix(path) => past_library(UnixStream::connect(path).await, settings, config).await,
+            };
+            return made.map_err(fault_of_connecting);
+        }
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await;
+        let connection = connection.map_err(fault_of_connecting)?;
+        Ok(Wire { connection, shelf: Arc::default(), _driver: None })
     }
 
     fn client(&self, address: &Address, whole: bool) -> Result<Client, Fault> {
@@ -118,7 +137,8 @@ impl Access {
                 settings = settings.set_password(secret);
             }
         }
-        let tcp = TcpSettings::default().set_nodelay(true).set_user_timeout(UNACKNOWLEDGED_MAX);
+        let tcp =
+            TcpSettings::default().set_nodelay(true).set_user_timeout(UNACKNOWLEDGED_MAX).set_keepalive(keepalive());
         let info = place.into_connection_info().map_err(fault_of_connecting)?;
         let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
         match tls {
@@ -126,6 +146,60 @@ impl Access {
             Some((certificates, _)) => Client::build_with_tls(info, certificates.clone()).map_err(fault_of_connecting),
         }
     }
+}
+
+/// A connection that is made.
+#[derive(Clone)]
+pub(super) struct Wire {
+    pub(super) connection: MultiplexedConnection,
+    /// Where large answers are, if they go past the library.
+    pub(super) shelf: Arc<Shelf>,
+    _driver: Option<Arc<Driver>>,
+}
+
+/// What moves the bytes, until nobody has the connection any more.
+struct Driver(AbortHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn past_library(
+    stream: std::io::Result<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>,
+    settings: &RedisConnectionInfo,
+    config: AsyncConnectionConfig,
+) -> redis::RedisResult<Wire> {
+    let shelf = Arc::<Shelf>::default();
+    let stream = Bypass::new(stream?, shelf.clone());
+    let (connection, driver) = MultiplexedConnection::new_with_config(settings, stream, config).await?;
+    let driver = Arc::new(Driver(tokio::spawn(driver).abort_handle()));
+    Ok(Wire { connection, shelf, _driver: Some(driver) })
+}
+
+/// A stream to whichever of a host's addresses answers first.
+async fn tcp(host: &str, port: u16) -> std::io::Result<TcpStream> {
+    let addresses = tokio::net::lookup_host((host, port)).await?;
+    let mut streams: FuturesUnordered<_> = addresses.map(TcpStream::connect).collect();
+    let mut last = std::io::Error::other(format!("{host} has no address"));
+    while let Some(stream) = streams.next().await {
+        match stream {
+            Ok(stream) => {
+                let socket = SockRef::from(&stream);
+                socket.set_tcp_nodelay(true)?;
+                socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
+                socket.set_tcp_keepalive(&keepalive())?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn keepalive() -> TcpKeepalive {
+    TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 3)
 }
 
 impl Place {
@@ -145,12 +219,12 @@ impl Place {
         }
     }
 
-    /// A new connection to there.
-    pub(super) async fn connect(&self, access: &Access) -> Result<MultiplexedConnection, Fault> {
+    /// A new connection to there. Large answers go past the library where `past`, if they can.
+    pub(super) async fn connect(&self, access: &Access, past: bool) -> Result<Wire, Fault> {
         let whole = async {
             match self {
-                Self::Fixed(address) => access.connect(address, true).await,
-                Self::Master { sentinels, name } => master(access, sentinels, name).await,
+                Self::Fixed(address) => access.connect(address, true, past).await,
+                Self::Master { sentinels, name } => master(access, sentinels, name, past).await,
             }
         };
         let late = || Fault::Unreachable(format!("no connection within {:?}", access.connect_timeout));
@@ -159,23 +233,24 @@ impl Place {
 }
 
 /// A connection to the master: the first sentinel that names one which says so itself is believed.
-async fn master(access: &Access, sentinels: &[Address], name: &str) -> Result<MultiplexedConnection, Fault> {
-    let mut asked: FuturesUnordered<_> = sentinels.iter().map(|sentinel| master_of(access, sentinel, name)).collect();
+async fn master(access: &Access, sentinels: &[Address], name: &str, past: bool) -> Result<Wire, Fault> {
+    let mut asked: FuturesUnordered<_> =
+        sentinels.iter().map(|sentinel| master_of(access, sentinel, name, past)).collect();
     let mut last = Fault::Unreachable("no sentinel".to_owned());
     while let Some(answer) = asked.next().await {
         match answer {
-            Ok(connection) => return Ok(connection),
+            Ok(wire) => return Ok(wire),
             Err(fault) => last = fault,
         }
     }
     Err(last)
 }
 
-async fn master_of(access: &Access, sentinel: &Address, name: &str) -> Result<MultiplexedConnection, Fault> {
-    let mut connection = access.connect(sentinel, false).await?;
+async fn master_of(access: &Access, sentinel: &Address, name: &str, past: bool) -> Result<Wire, Fault> {
+    let mut wire = access.connect(sentinel, false, false).await?;
     let mut ask = cmd("SENTINEL");
     ask.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-    let answer = asked(&mut connection, &ask).await?;
+    let answer = asked(&mut wire.connection, &ask).await?;
     let Value::Array(parts) = &answer else {
         let text = format!("sentinel {sentinel} knows no master {name:?}: check `master_name`");
         return Err(Fault::Refused { word: "no-master", text });
@@ -183,10 +258,10 @@ async fn master_of(access: &Access, sentinel: &Address, name: &str) -> Result<Mu
     let [Value::BulkString(host), Value::BulkString(port)] = &parts[..] else { return Err(nonsense(&answer)) };
     let port = std::str::from_utf8(port).ok().and_then(|port| port.parse().ok()).ok_or_else(|| nonsense(&answer))?;
     let address = Address::Tcp(String::from_utf8_lossy(host).into_owned(), port);
-    let mut connection = access.connect(&address, true).await?;
     // A sentinel may not have heard yet that the master is one no more.
-    match asked(&mut connection, &cmd("ROLE")).await? {
-        Value::Array(role) if role.first() == Some(&Value::BulkString(b"master".to_vec())) => Ok(connection),
+    let mut wire = access.connect(&address, true, past).await?;
+    match asked(&mut wire.connection, &cmd("ROLE")).await? {
+        Value::Array(role) if role.first() == Some(&Value::BulkString(b"master".to_vec())) => Ok(wire),
         _ => Err(Fault::Unreachable(format!("{address} is no master, though sentinel {sentinel} says so"))),
     }
 }

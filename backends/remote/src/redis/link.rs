@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::sync::watch;
 
-use super::connect::{Access, Place};
+use super::connect::{Access, Place, Wire};
 use crate::objects::Fault;
 
 /// After a connection could not be made, calls fail with its fault for so long before the next is tried.
@@ -18,6 +17,8 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Link {
     state: watch::Sender<State>,
     made: AtomicU64,
+    /// Whether large answers go past the client library.
+    past: bool,
 }
 
 enum State {
@@ -31,7 +32,7 @@ enum State {
 
 #[derive(Clone)]
 struct Live {
-    connection: MultiplexedConnection,
+    wire: Wire,
     /// Which one of this link it is.
     number: u64,
     /// Answers that have come over it: a call that comes to nothing while others are answered says nothing against it.
@@ -40,8 +41,8 @@ struct Live {
 
 impl Link {
     /// None yet.
-    pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { state: watch::Sender::new(State::Down(None)), made: AtomicU64::new(0) })
+    pub(super) fn new(past: bool) -> Arc<Self> {
+        Arc::new(Self { state: watch::Sender::new(State::Down(None)), made: AtomicU64::new(0), past })
     }
 
     /// One command, one answer.
@@ -53,7 +54,8 @@ impl Link {
     ) -> Result<Value, Fault> {
         let mut live = self.live(place, access).await?;
         let before = live.answers.load(Ordering::Relaxed);
-        let answer = live.connection.send_packed_command(command).await;
+        let waiting = live.wire.shelf.wait();
+        let answer = live.wire.connection.send_packed_command(command).await.map(|value| waiting.whole(value));
         answer.map_err(|error| self.failed(&live, before, &error, access)).inspect(|_| live.answered())
     }
 
@@ -66,7 +68,9 @@ impl Link {
     ) -> Result<Vec<Value>, Fault> {
         let mut live = self.live(place, access).await?;
         let before = live.answers.load(Ordering::Relaxed);
-        let answer = live.connection.send_packed_commands(commands, 0, commands.len()).await;
+        let waiting = live.wire.shelf.wait();
+        let answer = live.wire.connection.send_packed_commands(commands, 0, commands.len()).await;
+        let answer = answer.map(|values| values.into_iter().map(|value| waiting.whole(value)).collect());
         answer.map_err(|error| self.failed(&live, before, &error, access)).inspect(|_| live.answered())
     }
 
@@ -133,8 +137,8 @@ impl Link {
             }
             if begun {
                 let making = Making(self.clone());
-                let (place, access) = (place.clone(), access.clone());
-                tokio::spawn(async move { making.ended(place.connect(&access).await) });
+                let (place, access, past) = (place.clone(), access.clone(), self.past);
+                tokio::spawn(async move { making.ended(place.connect(&access, past).await) });
             }
             // The sender lives as long as `self`.
             let _ = seen.wait_for(|state| !matches!(state, State::Connecting)).await;
@@ -152,10 +156,10 @@ impl Live {
 struct Making(Arc<Link>);
 
 impl Making {
-    fn ended(&self, made: Result<MultiplexedConnection, Fault>) {
+    fn ended(&self, made: Result<Wire, Fault>) {
         let number = self.0.made.fetch_add(1, Ordering::Relaxed);
         let state = match made {
-            Ok(connection) => State::Up(Live { connection, number, answers: Arc::default() }),
+            Ok(wire) => State::Up(Live { wire, number, answers: Arc::default() }),
             Err(fault) => State::Down(Some((Instant::now(), fault))),
         };
         self.0.state.send_replace(state);

