@@ -62,6 +62,7 @@ enum Order {
     CutAfter(Way, u64),
     Cut,
     Door(Door),
+    Lead(String),
     End,
 }
 
@@ -132,6 +133,11 @@ impl Proxy {
     /// Says what becomes of new connections.
     pub fn door(&self, door: Door) {
         self.order(Order::Door(door));
+    }
+
+    /// New connections go to another server, as when a name or a virtual address has moved on; those that are stay.
+    pub fn lead_to(&self, address: &str) {
+        self.order(Order::Lead(address.to_owned()));
     }
 
     /// Connections accepted so far.

@@ -18,7 +18,7 @@ mod slots;
 use std::collections::HashMap;
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{Cmd, RedisWrite, Value, cmd};
@@ -116,7 +116,8 @@ impl Redis {
         };
         match &self.servers {
             Servers::Cluster(cluster) if stale => cluster.ask(),
-            Servers::One(node) if self.sentinels && is_demoted(fault) => node.abandon(),
+            // Sentinels may name another by now, and a name may lead elsewhere.
+            Servers::One(node) if is_demoted(fault) => node.abandon(Instant::now()),
             _ => {}
         }
     }

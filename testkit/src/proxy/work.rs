@@ -98,6 +98,7 @@ impl Work {
                 }
             }
             Order::Cut => self.cut(),
+            Order::Lead(server) => self.server = server,
             Order::Door(door) => {
                 self.door = door;
                 if door == Door::Refuse {

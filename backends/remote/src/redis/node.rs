@@ -1,7 +1,8 @@
 //! One server: its connections, in rotation, and one more for what has to be quick.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Value, cmd};
@@ -10,6 +11,9 @@ use super::connect::{Access, Place};
 use super::fault::{Refusal, nonsense, settled};
 use super::link::Link;
 use crate::objects::{Fault, Head};
+
+/// Its connections are given up no more often than this: those that are new may lead to the same place.
+const ABANDON_PAUSE: Duration = Duration::from_secs(1);
 
 /// A server.
 pub(super) struct Node {
@@ -22,6 +26,8 @@ pub(super) struct Node {
     /// For headers and pings, which would else wait behind blocks.
     quick: Arc<Link>,
     turn: AtomicUsize,
+    /// When its connections were given up last.
+    abandoned: Mutex<Option<Instant>>,
 }
 
 /// A name that a batch asks about, by its place in the list; and whether its slot is on its way to the node.
@@ -35,7 +41,8 @@ impl Node {
     /// A server that is not connected to yet.
     pub(super) fn new(number: usize, place: Place, access: Arc<Access>, connections: usize) -> Self {
         let links = (0..connections.max(1)).map(|_| Link::new(true)).collect();
-        Self { number, place: Arc::new(place), access, links, quick: Link::new(false), turn: AtomicUsize::new(0) }
+        let (place, quick) = (Arc::new(place), Link::new(false));
+        Self { number, place, access, links, quick, turn: AtomicUsize::new(0), abandoned: Mutex::default() }
     }
 
     /// One command on the next connection.
@@ -106,9 +113,13 @@ impl Node {
         self.place.connect(&self.access, false).await.map(|wire| wire.connection)
     }
 
-    /// The server is the right one no more: its connections are made anew.
-    pub(super) fn abandon(&self) {
-        self.links.iter().chain([&self.quick]).for_each(|link| link.abandon());
+    /// The server may be the right one no more: its connections are made anew.
+    pub(super) fn abandon(&self, now: Instant) {
+        let mut last = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| now.saturating_duration_since(last) >= ABANDON_PAUSE) {
+            *last = Some(now);
+            self.links.iter().chain([&self.quick]).for_each(|link| link.abandon());
+        }
     }
 }
 

@@ -168,6 +168,23 @@ fn the_master_that_sentinels_name_is_followed() {
     assert_eq!(tier.get(&known), Status::OK);
 }
 
+/// An address that leads to the new master by now is connected to anew, though the old one still answers.
+#[test]
+fn an_address_that_has_moved_on_is_followed_once_the_old_server_takes_nothing_more() {
+    let Some(servers) = servers() else { return };
+    let old = Valkey::single(&servers, &[]);
+    let new = Valkey::single(&servers, &[]);
+    let proxy = Proxy::to(&old.address());
+    let mut tier = Tier::open(&format!("{}{QUICK}connections = 1\n", rig::single(&proxy.address())));
+    tier.put_ok(1, 1000);
+    proxy.lead_to(&new.address());
+    let (host, port) = new.address().rsplit_once(':').map(|(host, port)| (host.to_owned(), port.to_owned())).unwrap();
+    assert_eq!(old.ask(&["REPLICAOF", &host, &port]).text(), "OK");
+    tier.until("the new master takes blocks", |tier| tier.put(2, 1000).1.status == Status::OK);
+    assert!(tier.counted("fault.readonly") > 0, "{:?}", tier.counters());
+    assert!(!new.keys("*").is_empty());
+}
+
 /// G4: what is under way has its bound.
 #[test]
 fn more_bytes_than_may_be_under_way_are_busy_and_a_cancelled_operation_ends_once() {
